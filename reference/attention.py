@@ -68,7 +68,7 @@ def weighted_values(
     attention: Float[Array, "G rho m n"], values: Float[Array, "G n d"]
 ) -> Float[Array, "G rho m d"]:
     """Attention output X = A·V."""
-    return attention @ values[:, None]
+    return attention @ values[:, None]  # [LazyEviction Eq. 3]
 
 
 def attend(

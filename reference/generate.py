@@ -170,7 +170,7 @@ def choose(
 ) -> tuple[int, float]:
     """Return the next token and the largest probability of its distribution at temperature 1."""
     probabilities = np.exp(log_softmax(logits))
-    confidence = float(probabilities.max())
+    confidence = float(probabilities.max())  # [DesireKV 9]
     if temperature == 0:
         return int(logits.argmax()), confidence
     weights = np.exp(log_softmax(logits / temperature))

@@ -59,4 +59,4 @@ def keep_set(
     candidates_by_score = np.lexsort((scores, safe), axis=-1)[:, :candidates]
     stays = np.ones_like(safe)
     stays[np.arange(G)[:, None], candidates_by_score[:, : max(0, candidates - room)]] = False
-    return np.nonzero(stays)[1].reshape(G, -1)
+    return np.nonzero(stays)[1].reshape(G, -1)  # [LazyEviction 5]

@@ -130,7 +130,7 @@ def _observe_attention(
         queries = block.rotate(queries, np.arange(n - clock.block, n) - query_positions)
     # The newest token reads everything: only a block of several needs a mask.
     mask = visible(query_positions, cache.positions) if clock.block > 1 else None
-    output, attention = attend(queries, keys, values, mask, block.softcap)
+    output, attention = attend(queries, keys, values, mask, block.softcap)  # [CAOTE Eq. 5]
     seen = Observation(
         clock=clock,
         layer=block.layer,
@@ -159,16 +159,18 @@ def select(policy: Policy, state: State, seen: Observation) -> Decision:
         return Decision(candidates, open_entries, None, everything)
     scores = policy.score.score(state, seen, candidates, room)
     check_scores(policy.score, scores, candidates, seen.layer)
-    return Decision(candidates, room, scores, keep_set(scores, safe, room))
+    keep = keep_set(scores, safe, room)  # [CAOTE Eq. 6]
+    return Decision(candidates, room, scores, keep)
 
 
 def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m d"]:
     """Attention output over the kept entries, renormalised; a query always keeps its own key."""
-    kept = np.zeros(seen.positions.shape, dtype=bool)  # [CAOTE 7]
+    kept = np.zeros(seen.positions.shape, dtype=bool)
     np.put_along_axis(kept, keep, True, axis=-1)
     own = seen.positions[:, None, None, :] == seen.query_positions[None, None, :, None]
     survivors = seen.attention * (kept[:, None, None, :] | own)
-    return weighted_values(survivors / survivors.sum(axis=-1, keepdims=True), seen.values)
+    weights = survivors / survivors.sum(axis=-1, keepdims=True)
+    return weighted_values(weights, seen.values)  # [CAOTE 7]
 
 
 def check_state(score: Score, state: State | None, shape: tuple[int, ...]) -> None:

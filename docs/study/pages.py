@@ -79,6 +79,7 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     here = [tag for tag in row.claims if first[tag] is row]
     lines = [f"**{tag}** {found(results[tag])}" for tag in here]
     lines += [f"See [{tag}](#{tag.lower()})." for tag in row.claims if tag not in here]
+    lines += [f"Computed at `# [{tag}]`." for tag in row.tags]
     lines += [f"Tested by `{test.rpartition('::')[2]}`." for test in row.tests]
     lines += ["Beside the [cost model](plan.md)."] if row.figures else []
     lines += [figures_of(each) for each in row.measured]

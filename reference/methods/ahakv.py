@@ -1,8 +1,8 @@
 """AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762).
 
-Equations of the paper, as its summaries number them: 5 (recent accumulation), 12 (λ of the
-step-gain softmax: it takes the place of 1/√d, so the usual logits are multiplied by λ√d), 13-15
-(value prior).
+The paper itself was not at hand. Its equations, as its summaries number them: 5 (recent
+accumulation), 12 (λ of the step-gain softmax: it takes the place of 1/√d, so the usual logits are
+multiplied by λ√d), 13-15 (value prior).
 """
 
 from dataclasses import dataclass
@@ -105,8 +105,8 @@ class SharpenedRecentAttention(Score):
             competing = np.where(decoding, self.target, competing)
         d = seen.queries.shape[-1]
         excess = np.maximum(competing / self.target, 1.0)
-        gain = np.sqrt(2 * np.log(excess) / d) * np.sqrt(d)  # [AhaKV 12]
-        gain = gain[None, None, :, None]
+        lam = np.sqrt(2 * np.log(excess) / d)  # [AhaKV 12]
+        gain = (lam * np.sqrt(d))[None, None, :, None]
         if self.options.gain == "measured":
             deviation = spread(raw, mask)
             flat = deviation <= 1e-12 * np.abs(raw).max(axis=-1, keepdims=True)

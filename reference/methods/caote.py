@@ -136,14 +136,14 @@ class EvictionError(Around):
     def group_error(self, h: Float[Array, "G k n"], values: Float[Array, "G n d"]) -> Scores:
         """Error of each entry over the query group; L2 is the exact change of all its outputs."""
         measure = fast_eviction_error if self.options.fast else eviction_error
-        per_head = measure(h, values[:, None], self.options.norm)  # [CAOTE 8]
+        per_head = measure(h, values[:, None], self.options.norm)
         if self.options.heads == "max":
             return per_head.max(axis=1)
         if self.options.heads == "mean":
             return per_head.mean(axis=1)
         if self.options.heads == "layer":
             return np.tile(np.linalg.norm(per_head, axis=(0, 1)), (len(per_head), 1))
-        return np.linalg.norm(per_head, axis=1)
+        return np.linalg.norm(per_head, axis=1)  # [CAOTE 8]
 
     def elimination_order(
         self,

@@ -71,12 +71,12 @@ def doubtful(options: "DesireKV", seen: Observation, window: Marks) -> Marks:
     if options.protection == "none":
         return np.zeros_like(window)
     before = seen.positions - options.doubt_shift
-    known = np.where(before >= 0, seen.confidence[np.maximum(before, 0)], np.nan)  # [DesireKV 9]
+    known = np.where(before >= 0, seen.confidence[np.maximum(before, 0)], np.nan)
     limit = options.doubt_threshold
     if limit is None:
         present = known[0][window[0] & ~np.isnan(known[0])]
         limit = np.quantile(present, options.doubt_quantile) if present.size else -np.inf
-    return window & (known < limit)
+    return window & (known < limit)  # [DesireKV Eq. 9, protection]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def outlier_score(
     distance = np.abs(block - block.mean(axis=-1, keepdims=True))
     total = np.where(outlier, distance, 0.0).sum(axis=-1)
     count = outlier.sum(axis=-1) if over == "outliers" else block.shape[-1]
-    return np.asarray(total / np.maximum(count, 1))
+    return np.asarray(total / np.maximum(count, 1))  # [DesireKV OutlierScore]
 
 
 def sensitivity(

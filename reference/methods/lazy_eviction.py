@@ -71,12 +71,13 @@ class Recurrence(Score):
             step = position + 1 - seen.clock.prompt
             born = step if self.options.stamp_start == "birth" else step - 1
             stamp[seen.positions == position] = born
-            active = (received[:, row] >= self.options.threshold) & (seen.positions <= position)
+            paid = received[:, row] >= self.options.threshold  # [LazyEviction Algorithm 1, line 2]
+            active = paid & (seen.positions <= position)
             waits = self.options.stamp_start == "first_activation"
             counts = active & (activated > 0) if waits else active
             longest = np.maximum(interval, step - stamp)  # [LazyEviction 1]
             interval[counts] = longest[counts]
-            stamp[active] = step
+            stamp[active] = step  # [LazyEviction Algorithm 1, line 3]
             activated[active] = 1
         return state.with_entries(stamp=stamp, interval=interval, activated=activated)
 
@@ -94,17 +95,17 @@ class Recurrence(Score):
     def elapsed_score(self, elapsed: Array, interval: Array) -> Scores:
         """H1: falls as the time since the last activation outgrows the longest interval."""
         offset = 1.0 if self.options.official else 0.0
-        return decreasing(self.options.h1)(offset + elapsed / interval)
+        return decreasing(self.options.h1)(offset + elapsed / interval)  # [LazyEviction H1]
 
     def interval_score(self, interval: Array) -> Scores:
         """H2: falls with the longest interval."""
         h2 = decreasing(self.options.h2)
         if self.options.h2 == "none" or self.options.h2_reading == "code":
-            return h2(interval - 1.0)
+            return h2(interval - 1.0)  # [LazyEviction H2]
         if self.options.h2_reading == "acl":
             return h2(interval + 1.0)
         gap = np.where(interval > 1, interval - 1.0, 1.0)
-        return np.where(interval > 1, h2(1 / gap), 0.0)
+        return np.where(interval > 1, h2(1 / gap), 0.0)  # [LazyEviction H2, printed]
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class LazyEviction(Method):
         return Policy(
             self.name,
             Recurrence(self),
-            EveryDecode(self.window),
+            EveryDecode(self.window),  # [LazyEviction Algorithm 1, line 8]
             Edges(recent=self.window),
-            Entries(require_budget(self.name, budget)),  # [LazyEviction 5]
+            Entries(require_budget(self.name, budget)),
         )

@@ -45,6 +45,8 @@ class LedgerRow:
     """Tags of the checks."""
     tests: Sequence[str] = ()
     """Tests that tie methods or models to it."""
+    tags: Sequence[str] = ()
+    """Tags of the lines of the reference that compute it."""
     figures: bool = False
     """Whether `python -m study.planner_figures` sets the cost model beside it."""
     measured: Sequence[Measured] = ()

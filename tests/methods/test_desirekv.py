@@ -8,6 +8,7 @@ from tolerances import FLOAT64
 from kvlab.reference import methods
 from kvlab.reference.conformance.made import recording
 from kvlab.reference.methods.desirekv import (
+    BitsBySensitivity,
     DesireKV,
     decision_window,
     doubtful,
@@ -24,6 +25,8 @@ def test_outlier_score_by_hand():
     The outlier is 10, the mean 1.25, the score 8.75."""
     assert outlier_score(BLOCK) == pytest.approx(8.75, abs=FLOAT64)
     assert outlier_score(BLOCK, over="block") == pytest.approx(8.75 / 8, abs=FLOAT64)
+    at_the_fence = np.array([-1.5, 0, 0, 0, 1, 1, 1, 2.5])  # Q1 = 0, Q3 = 1
+    assert outlier_score(at_the_fence) == 0
 
 
 def test_sensitivity_by_hand():
@@ -34,6 +37,9 @@ def test_sensitivity_by_hand():
     relative = sensitivity(keys, np.ones((1, 3), dtype=bool), group=8)
     np.testing.assert_allclose(relative, [0.5, 0.0, 1.0], atol=FLOAT64)
     np.testing.assert_array_equal(sensitivity(keys[:, 1:2], np.ones((1, 1), bool), 8), [0.0])
+    seen, all_three = observation([[1 / 3] * 3], keys=keys), np.ones((1, 3), dtype=bool)
+    above = BitsBySensitivity(DesireKV(group=8, sensitivity_threshold=0.5))
+    assert above.sensitive(seen, all_three).tolist() == [[False, False, True]]
 
 
 def test_a_short_last_block_uses_its_own_length():
@@ -44,12 +50,14 @@ def test_a_short_last_block_uses_its_own_length():
 
 
 def test_the_token_after_a_doubt_is_marked():
-    """Confidence of tokens 2..5: .9 .2 .8 .7, λ = .5: token 4 follows token 3."""
+    """Confidence of tokens 2..5: .9 .2 .8 .7, λ = .5: token 4 follows token 3.
+    At λ itself a token is confident enough."""
     confidence = np.array([np.nan, np.nan, 0.9, 0.2, 0.8, 0.7])
     seen = observation([[1 / 6] * 6], prompt=2, confidence=confidence)
     window = np.array([[False, False, True, True, True, True]])
     for options, expected in (
         ({"doubt_threshold": 0.5}, [4]),
+        ({"doubt_threshold": 0.2}, []),
         ({"doubt_threshold": 0.5, "doubt_shift": 0}, [3]),
         ({"doubt_quantile": 0.5, "doubt_shift": 0}, [3, 5]),
     ):

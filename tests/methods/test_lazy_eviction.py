@@ -7,13 +7,13 @@ from kvlab.reference import methods
 
 
 def one_entry(active_at, born=3, now=12, **options):
-    """Score an entry that is above the threshold at the given steps; everything else is below."""
+    """Score an entry that is at the threshold at the given steps; everything else is below."""
     policy = methods.get("lazy_eviction@threshold=0.5,window=1", 4, **options)
     rows = []
     for step in range(1, now + 1):
         row = np.zeros(step)
         if step in active_at:
-            row[born - 1] = 1.0
+            row[born - 1] = 0.5
         rows.append(row)
     state, seen = observe_rows(policy.score, rows)
     everything = np.ones((1, now), dtype=bool)
@@ -72,3 +72,10 @@ def test_the_guard_spares_what_is_not_overdue():
     guard = methods.get("lazy_eviction@threshold=0.5,window=1,guard=true", 2)
     assert kept(plain, *observe_rows(plain.score, rows)) == [8, 9]
     assert kept(guard, *observe_rows(guard.score, rows)) == [0, 9]
+
+
+def test_the_newest_w_stay_beside_the_best_others():
+    """Entries 0 and 1 get all attention; W = 2 and B = 3, so one of them stays, the later one."""
+    rows = [np.eye(max(step, 2))[:2].sum(axis=0)[:step] for step in range(1, 7)]
+    policy = methods.get("lazy_eviction@threshold=0.5,window=2", 3)
+    assert kept(policy, *observe_rows(policy.score, rows)) == [1, 4, 5]

@@ -17,6 +17,7 @@ from kvlab.reference.proofs.ledger import DATA, ledger
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
+STORED = tomllib.loads((DATA / "ledger.toml").read_text("utf-8"))
 COMMANDS = sorted({command for row in ROWS for command in row.commands})
 
 
@@ -34,10 +35,19 @@ def covered(place):
 def test_everything_that_the_paper_contains_has_a_row(paper):
     found = [place for row in ROWS if row.paper == paper for place in covered(row.place)]
     assert len(found) == len(set(found)), "a place has two rows"
-    contents = tomllib.loads((DATA / "ledger.toml").read_text("utf-8"))["contents"][paper]
-    for kind, numbers in contents.items():
+    for kind, numbers in STORED["contents"][paper].items():
         listed = range(1, numbers + 1) if isinstance(numbers, int) else numbers
         assert set(expanded(kind, listed)) <= set(found)
+
+
+def test_every_line_that_implements_an_equation_is_tagged_once_and_listed():
+    pattern = re.compile(r"# \[((?:LazyEviction|CAOTE|DesireKV|AhaKV) [^\]\n]+)\]$", re.MULTILINE)
+    sources = [path.read_text("utf-8") for path in (ROOT / "reference").rglob("*.py")]
+    tagged = sorted(tag for source in sources for tag in pattern.findall(source))
+    assert tagged == sorted(tag for row in ROWS for tag in row.tags)
+    formulas = [row for row in ROWS if re.match(r"Eq\.|Algorithm", row.place) and not row.tags]
+    for paper, places in STORED["not_computed"].items():
+        assert [row.place for row in formulas if row.paper == paper] == places
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.paper}-{row.place}")
