@@ -1,6 +1,7 @@
 """Makes cases on the spot, with the reference's answers: of drawn inputs, and of streams' steps."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -38,6 +39,9 @@ CLEAR = 1e-4
 CLEAR_PER_LOGIT = 4e-6
 """The same, for every unit of the largest logit, whose error is relative to it."""
 
+PLAIN_BUDGET = 128
+"""Entries that a method keeps of the plain stream's 256."""
+
 TIED = ("ties", "repeated_entries")
 """Streams of equal scores."""
 
@@ -74,6 +78,18 @@ def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator
         steps = [step for step in STEPS if wanted(f"{composition(example.spec)}.{step}")]
         if steps and not _is_option(example):
             yield from method_cases(example, size, seed, steps)
+
+
+def plain_cases(target: str, budgets: Mapping[str, int | None], seed: int) -> list[Case]:
+    """Draw one plain shape of a building block, or of a method under each spec in ``budgets``.
+
+    Methods with a budget have `PLAIN_BUDGET`; what does not fit the prompt is left out.
+    """
+    found = [] if budgets else [*sized_cases("plain", seed, target.__eq__)]
+    for spec, budget in budgets.items():
+        with suppress(ValueError):  # the prompt is safe, and exceeds the budget
+            found += method_cases(Example(spec, budget and PLAIN_BUDGET), "plain", seed)
+    return found
 
 
 def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | None:

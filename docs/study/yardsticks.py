@@ -1,0 +1,130 @@
+"""How good yardsticks are: which planted bugs pass the tolerance rules of others, and ours.
+
+PYTHONPATH=docs:tests:tests/conformance python -m study.yardsticks docs  # stores and draws
+"""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from mutants import BUGS, ROOT, SIZED_BUGS, Bug, Copy
+
+from kvlab.fast.lab.drawing import Picture, canvas, finish
+from kvlab.reference.conformance import Status, published
+from kvlab.reference.conformance.checker import belongs, run_case
+from kvlab.reference.conformance.made import plain_cases
+from kvlab.reference.conformance.targets import answer
+from kvlab.reference.conformance.vectors import Case, Expected
+
+NEAR, FACTOR, SEEDS = 1e-2, 1.5, 4  # of flashinfer-bench, SOL-ExecBench; of gpuemu; of controls
+RULES = ("all within 1e-2", "99 % within 1e-2", "95 % within 1e-2", "1.5 × p95 of controls", "ours")
+SETS = {"plain": "plain random shapes", "published": "our published cases"}
+CONTROL = Bug("", "", ROOT / "attention.py", (("shape[-1])", "shape[-1], dtype=np.float32)"),))
+copied = lru_cache(32)(Copy)
+
+
+def cases(target: str, kind: str, seed: int = 0) -> list[Case]:
+    """Return a target's published cases, or a draw of its plain ones, with answers in float64."""
+    found = [case for case in published() if belongs(case.target, target)]
+    if kind == "published":
+        return [replace(case, expected=answer(case)) for case in found]
+    budgets = {case.method: case.parameters["budget"] for case in found if case.method}
+    return plain_cases(target, budgets, seed)
+
+
+def judged(case: Case, e: Expected, x: np.ndarray, limit: float = np.inf) -> tuple[set[str], float]:
+    """Return the rules of others that an output breaks, and its largest error.
+
+    flashinfer-bench asks for NEAR absolutely or relatively, of all elements or of 95 %; and of keep
+    sets for the sorted scores at the indices (who stays, where the case gives none); SOL-ExecBench
+    for NEAR of both together, of 99 %; gpuemu for a limit. Equal infinities are right.
+    """
+    pair = [e.value, x]
+    assert e.value.shape == x.shape
+    if e.kind == "at_most":
+        return set(), 0.0  # bytes, which no tolerance rule looks at
+    if e.kind == "keep" and "scores" in case.inputs:
+        pair = [np.sort(np.take_along_axis(case.inputs["scores"], x, axis=-1)) for x in pair]
+    elif e.kind == "keep":
+        entries = np.arange(case.inputs["positions"].shape[-1])
+        pair = [(x[..., None] == entries).any(axis=-2) for x in pair]
+    elif e.where is not None:
+        pair = [x[e.where] for x in pair]
+    true, x = (each.astype(np.float64).ravel() for each in pair)
+    with np.errstate(invalid="ignore"):
+        off = np.nan_to_num(np.where(true == x, 0, abs(x - true)), nan=np.inf, posinf=np.inf)
+    either = (off <= NEAR * np.maximum(1, abs(true))).sum()
+    both, most, n = (off <= NEAR * (1 + abs(true))).sum(), float(off.max(initial=0)), off.size
+    kept = (either == n, both >= 0.99 * n, either >= 0.95 * n, most <= limit, True)
+    return {rule for rule, fine in zip(RULES, kept, strict=True) if not fine}, most
+
+
+def broken(copy: Copy, case: Case, limits: dict[str, float]) -> set[str]:
+    """Return the rules that a copy's answer to a case breaks."""
+    try:
+        found = copy.answer(case)
+        pairs = [(case.expected[n], x, limits[case.target + n]) for n, x in found.items()]
+        rules = set().union(*(judged(case, *each)[0] for each in pairs))
+    except Exception:  # another shape, no index, or whatever else a bug does
+        return {*RULES}
+    with patch.object(copy, "answer", lambda _: found):
+        failed = run_case(copy, case).status == Status.FAILED
+    return rules | ({RULES[-1]} if failed else set())
+
+
+def calibrated(target: str, kind: str) -> dict[str, float]:
+    """Return FACTOR × p95 of the largest errors of controls that keep the first rule, by output.
+
+    A control is the right reference, fed float32 (in whole caches the model is in float64).
+    """
+    copy, errors = copied(CONTROL), defaultdict(list)
+    for case in chain(*(cases(target, kind, n) for n in range(SEEDS if kind == "plain" else 1))):
+        with patch.dict(copy.expected.__globals__, WIDE={np.dtype(np.int32): np.int64}):
+            found = copy.answer(case)
+        for name, expected in case.expected.items():
+            rules, most = judged(case, expected, found[name])
+            errors[case.target + name] += [] if RULES[0] in rules else [most]
+    return {key: FACTOR * float(np.percentile(each or 0, 95)) for key, each in errors.items()}
+
+
+def measure() -> dict[str, Any]:
+    """Return the bugs that pass a rule wherever right code does, and how often that fails it."""
+    bugs = sorted((*BUGS, *SIZED_BUGS), key=lambda bug: bug.target)
+    passing: dict[str, Any] = {kind: {rule: [] for rule in RULES} for kind in SETS}
+    right = {kind: Counter(cases=0) for kind in SETS}
+    for target, kind in product(dict.fromkeys(bug.target for bug in bugs), SETS):
+        limits, asked = calibrated(target, kind), cases(target, kind)
+        wrongly = [broken(copied(None), case, limits) for case in asked]
+        right[kind].update(chain(["cases"] * len(asked), *wrongly))
+        for bug in (bug for bug in bugs if bug.target == target):
+            rules = {*RULES}
+            for case, wrong in zip(asked, wrongly, strict=True):
+                rules -= broken(copied(bug), case, limits) - wrong if rules else set()
+            for rule in rules:
+                passing[kind][rule].append(bug.name)
+    return {"bugs": len(bugs), "passing": passing, "right": right}
+
+
+def draw(result: dict[str, Any]) -> Picture:
+    """Draw how many bugs pass each rule."""
+    figure, (axes,) = canvas(height=3)
+    for number, (kind, label) in enumerate(SETS.items()):
+        values = [len(result["passing"][kind][rule]) for rule in RULES]
+        bars = axes.barh(np.arange(len(RULES)) + 0.4 * number, values, 0.36, label=label)
+        axes.bar_label(bars, fontsize=8, padding=2)
+    axes.set(yticks=np.arange(len(RULES)) + 0.2, yticklabels=RULES)
+    axes.set(xlabel=f"planted bugs that pass, of {result['bugs']}", ylim=(len(RULES) - 0.3, -0.5))
+    return finish(figure, "Planted bugs that pass each tolerance rule, on two sets of cases.")
+
+
+if __name__ == "__main__":
+    images, found = Path(sys.argv[1]) / "images", measure()
+    (images / "yardsticks.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    draw(found).save(images / "yardsticks.svg")
