@@ -154,8 +154,7 @@ class Playground {
   /** Let the first method run to its end unseen. */
   async compute() {
     if (!this.left.run) this.left.start();
-    const over = () => this.left.finished && (this.full.ended || this.full.error);
-    for (; !over(); await new Promise((resolve) => setTimeout(resolve, PAUSE / 10))) this.left.run?.until(Infinity);
+    for (; !this.left.finished || !(this.full.ended || this.full.error); await new Promise((resolve) => setTimeout(resolve, PAUSE / 10))) this.left.run?.until(Infinity);
   }
 
   /** The block after which the first method writes its first wrong token; −1 if there is none so far. */
@@ -354,9 +353,10 @@ class Playground {
     }
   }
 
-  /** Scroll so far that the text is in view. */
+  /** Scroll so far that the text is in view, below the tour if that stands above it. */
   reveal() {
-    if (this.left.text.root.getBoundingClientRect().bottom > innerHeight) this.toolbar.scrollIntoView();
+    const top = this.tour.root.hidden || getComputedStyle(this.tour.root).position === "fixed" ? this.toolbar : this.tour.root;
+    if (this.left.text.root.getBoundingClientRect().bottom > innerHeight) top.scrollIntoView();
   }
 
   /** Run slowly, until the first wrong token; a reader who wants no motion has to ask for it. */
