@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from kvlab.fast.lab.commands import conformance, models
+from kvlab.fast.lab.commands import conformance, engines, models
 from kvlab.fast.lab.commands.compare import compare
 from kvlab.fast.lab.commands.eval import evaluate
 from kvlab.fast.lab.commands.generate import generate
@@ -56,6 +56,7 @@ for command in (
 app.command(name="eval")(evaluate)
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(models.app, name="models")
+app.add_typer(engines.app, name="engines")
 
 
 @app.callback()

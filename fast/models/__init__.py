@@ -60,6 +60,11 @@ def fetched_directory(name: str) -> Path:
     return cache_directory() / "models" / name
 
 
+def gguf_file(name: str) -> Path:
+    """Return where `kvlab engines install` writes a published model for other engines."""
+    return cache_directory() / "gguf" / f"{name}.gguf"
+
+
 def fetched_models() -> tuple[str, ...]:
     """Return the short names of all models that were fetched; only complete ones count."""
     return tuple(sorted(each.name for each in (cache_directory() / "models").glob("[!.]*")))

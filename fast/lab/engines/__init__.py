@@ -1,0 +1,81 @@
+"""Engines that people deploy: each writes tokens under its own cache, in a process of its own.
+
+A worker is a program that imports nothing of kvlab. It reads one JSON object from standard input:
+``weights`` (GGUF file), ``prompts`` (token ids), ``settings``, ``tokens`` (how many to write
+greedily after each prompt) and ``out``. To the file ``out`` it writes an object: ``tokens``, a list
+per prompt, and ``log_probs`` of each token, if the engine tells.
+"""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kvlab.fast.models import cache_directory
+
+HERE = Path(__file__).parent
+INSTALL: Mapping[str, tuple[str, ...]] = {
+    "openvino": (sys.executable, "-m", "pip", "install", "openvino-genai==2026.4.1.0", "--target"),
+    "llama.cpp": ("npm", "install", "node-llama-cpp@3.22.1", "--prefix"),
+}
+"""Command that installs each engine; a folder follows."""
+WORKERS: Mapping[str, tuple[str, ...]] = {
+    "openvino": (sys.executable, "-I", str(HERE / "openvino_worker.py")),
+    "llama.cpp": ("node", str(HERE / "llama_cpp_worker.mjs")),
+}
+"""Command that runs each engine; the folder follows."""
+
+
+def folder(engine: str) -> Path:
+    """Return where an engine of `INSTALL` is installed."""
+    return cache_directory() / "engines" / engine
+
+
+def install(engine: str) -> None:
+    """Install an engine completely or not at all; OSError if its installer fails."""
+    target, command = folder(engine), INSTALL[engine]
+    if shutil.which(command[0]) is None:
+        raise OSError(f"{engine} needs {command[0]}, which is not on this machine")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=".unfinished-") as room:
+        if subprocess.run([*command, f"{room}/engine"], stdout=sys.stderr).returncode:
+            raise OSError(f"{engine} could not be installed: {shlex.join(command)} FOLDER")
+        shutil.rmtree(target, ignore_errors=True)
+        Path(room, "engine").replace(target)
+
+
+def launch(engine: str) -> list[str]:
+    """Return the command of a worker, for a name of `WORKERS` or such a command.
+
+    FileNotFoundError if the engine is not installed, or there is no such program.
+    """
+    if engine in WORKERS:
+        if not folder(engine).is_dir():
+            raise FileNotFoundError(f"{engine} is not installed: kvlab engines install {engine}")
+        return [*WORKERS[engine], str(folder(engine))]
+    command = shlex.split(engine)
+    if not command or shutil.which(command[0]) is None:
+        raise FileNotFoundError(f"engine = {engine!r} is no command, nor {' or '.join(WORKERS)}")
+    return command
+
+
+def generate(engine: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a worker do what it is asked; return that with the texts as ``tokens``.
+
+    FileNotFoundError as in `launch`; RuntimeError if it fails, or writes another number of tokens.
+    """
+    command = launch(engine)
+    with TemporaryDirectory() as room:
+        told = json.dumps({**asked, "out": f"{room}/written.json"})
+        done = subprocess.run(command, input=told, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{engine} failed: {done.stderr[-2000:]}")
+        found = json.loads(Path(room, "written.json").read_text("utf-8"))
+    if [len(each) for each in found["tokens"]] != [asked["tokens"]] * len(asked["prompts"]):
+        raise RuntimeError(f"{engine} did not write {asked['tokens']} tokens after each prompt")
+    return {**asked, **found}

@@ -1,0 +1,89 @@
+"""Whether an engine writes what kvlab's specification of its settings would write."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvlab.fast.huggingface import compress
+from kvlab.reference import methods
+
+TIE = 0.01
+"""Difference of log-probabilities below which two tokens count as equally good."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Settings of an engine, and the specification that does the same."""
+
+    name: str
+    spec: str
+    budget: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the engine's worker is told."""
+    within: float = 0.001
+    """Mean difference of log-probabilities up to which they agree."""
+    differs: str = ""
+    """Why the engine must part from the specification; empty: it must not."""
+
+    def verdict(self, figures: Mapping[str, Any]) -> str:
+        """Say what the figures of `compare` mean; WRONG: they are not as expected."""
+        same = figures["agreed"] == figures["tokens"]
+        if figures["mean"] is not None:
+            same = figures["mean"] <= self.within
+        wrong = "WRONG: " if same == bool(self.differs) else ""
+        return wrong + ("agrees" if same else self.differs or "parts")
+
+
+def _eviction(mode: str, window: int, rotation: bool = False) -> Setting:
+    options = {"start": 32, "recent": 64, "max": 160, "aggregation": mode, "window": window}
+    name = f"{mode}, window {window or 'off'}" + (", rotation" if rotation else "")
+    spec = f"openvino@start=32,recent=64,aggregation={mode.lower()},window={window}"
+    why = "parts, as it must: rotated keys do not fit the queries" if rotation else ""
+    return Setting(name, spec, 160, options | {"rotation": rotation}, differs=why)
+
+
+Q8, Q4 = "full@precision=q8_0", "full@precision=q4_0"
+SETTINGS: Mapping[str, tuple[Setting, ...]] = {
+    "openvino": (
+        Setting("no eviction", "full"),
+        *(_eviction(mode, window) for window in (0, 8) for mode in ("SUM", "NORM_SUM")),
+        _eviction("NORM_SUM", 0, rotation=True),
+    ),
+    "llama.cpp": (
+        Setting("f16", "full", within=0.005),
+        Setting("q8_0, rotation off", Q8, None, {"type": "Q8_0", "rotation": False}, 0.04),
+        Setting("q4_0, rotation off", Q4, None, {"type": "Q4_0", "rotation": False}, 0.3),
+        Setting("q8_0", Q8, None, {"type": "Q8_0"}, 0.04),
+        Setting("q4_0", Q4, None, {"type": "Q4_0"}, 0.3),
+    ),
+}
+"""What is checked of each engine."""
+
+
+@torch.inference_mode()
+def compare(model: Any, spec: str, budget: int | None, text: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the engine's tokens under a specification, and rate each before it is read.
+
+    Return how many ``tokens`` there are, how many ``agreed`` before the first of a prompt that is
+    worse than the best by more than `TIE`, and the largest such ``gap`` with its ``prompt`` and
+    ``step``; and of log-probabilities, if the engine tells, ``mean`` and ``largest`` difference.
+    """
+    wanted, block = torch.tensor(text["tokens"]), torch.tensor(text["prompts"])
+    best, found = torch.empty(wanted.shape), torch.empty(wanted.shape)
+    with compress(model, spec, budget=budget if methods.takes_budget(spec) else None) as cache:
+        for step in range(wanted.shape[1]):
+            logits = model(block, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+            rated = logits.float().log_softmax(dim=-1)
+            block = wanted[:, step : step + 1]
+            best[:, step], found[:, step] = rated.amax(dim=-1), rated.gather(1, block)[:, 0]
+    gaps, mean, largest = torch.nn.functional.pad(best - found, (0, 1)), None, None
+    before = (gaps[:, :-1] <= TIE).cumprod(dim=1).sum(dim=1)
+    gap, prompt = gaps.gather(1, before[:, None])[:, 0].max(dim=0)
+    if text.get("log_probs"):
+        apart = (torch.tensor(text["log_probs"]) - found).abs()
+        mean, largest = apart.mean().item(), apart.amax().item()
+    figures = {"tokens": wanted.numel(), "agreed": int(before.sum()), "gap": gap.item()}
+    figures |= {"prompt": int(prompt), "step": int(before[prompt])}
+    return {**figures, "mean": mean, "largest": largest}

@@ -1,0 +1,35 @@
+// Runs llama.cpp through node-llama-cpp of the folder that is named; settings: type of keys and values, as in "Q8_0",
+// and whether llama.cpp may rotate them, as it does unless it is told not to.
+import fs from "fs";
+import {createRequire} from "module";
+import {pathToFileURL} from "url";
+
+const {weights, prompts, settings, tokens, out} = JSON.parse(fs.readFileSync(0));
+if (settings.rotation === false) process.env.LLAMA_ATTN_ROT_DISABLE = "1";
+const require = createRequire(pathToFileURL(process.argv[2] + "/"));
+const {getLlama} = await import(pathToFileURL(require.resolve("node-llama-cpp")));
+
+const llama = await getLlama({gpu: false, build: "never", logLevel: "error"});
+const model = await llama.loadModel({modelPath: weights});
+const options = {contextSize: Math.max(...prompts.map((prompt) => prompt.length)) + tokens + 16, threads: 1};
+if (settings.type)
+  Object.assign(options, {
+    experimentalKvCacheKeyType: settings.type, experimentalKvCacheValueType: settings.type, flashAttention: true,
+  });
+const context = await model.createContext(options);
+const sequence = context.getSequence();
+const written = {tokens: [], log_probs: []};
+for (const prompt of prompts) {
+  await sequence.clearHistory();
+  const found = [], logProbs = [];
+  const greedily = {temperature: 0, yieldEogToken: true};
+  for await (const {token, confidence} of sequence.evaluateWithMetadata(prompt, {confidence: true}, greedily)) {
+    found.push(token);
+    logProbs.push(Math.log(confidence));
+    if (found.length >= tokens) break;
+  }
+  written.tokens.push(found);
+  written.log_probs.push(logProbs);
+}
+fs.writeFileSync(out, JSON.stringify(written));
+process.exit(0);

@@ -1,0 +1,45 @@
+"""Runs OpenVINO GenAI of the folder that is named; settings as in its `CacheEvictionConfig`:
+``start``, ``recent``, ``max``, ``aggregation``, ``window``, ``rotation`` (none: no eviction).
+"""
+
+import json
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+import numpy as np  # pyright: ignore
+import openvino  # pyright: ignore
+import openvino_genai as genai  # pyright: ignore
+
+EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    "INFERENCE_NUM_THREADS": 1,
+}
+asked = json.load(sys.stdin)
+made, settings = genai.SchedulerConfig(), asked["settings"]
+made.cache_size, made.enable_prefix_caching, made.max_num_batched_tokens = 2, False, 10**6
+if settings:
+    made.use_cache_eviction = True
+    mode = getattr(genai.AggregationMode, settings["aggregation"])
+    sizes = settings["start"], settings["recent"], settings["max"], mode
+    more = settings["rotation"], settings["window"]
+    made.cache_eviction_config = genai.CacheEvictionConfig(*sizes, *more)
+pipeline = genai.ContinuousBatchingPipeline(asked["weights"], made, "CPU", EXACT, {})
+wanted = genai.GenerationConfig()
+wanted.max_new_tokens, wanted.do_sample, wanted.logprobs = asked["tokens"], False, 1
+wanted.ignore_eos, wanted.apply_chat_template = True, False
+handles = [
+    pipeline.add_request(number, openvino.Tensor(np.array([prompt], dtype=np.int64)), wanted)
+    for number, prompt in enumerate(asked["prompts"])
+]
+tokens, log_probs = [[] for _ in handles], [[] for _ in handles]
+while pipeline.has_non_finished_requests():
+    pipeline.step()
+    for number, handle in enumerate(handles):
+        for part in handle.read().values() if handle.can_read() else ():
+            tokens[number].extend(part.generated_ids)
+            log_probs[number].extend(part.generated_log_probs)
+with open(asked["out"], "w", encoding="utf-8") as file:
+    json.dump({"tokens": tokens, "log_probs": log_probs}, file)

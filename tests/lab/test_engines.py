@@ -1,0 +1,50 @@
+"""Engines against kvlab's specifications; the real ones where they are installed."""
+
+import shlex
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from kvlab.fast.lab import engines
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.engines import agreement
+from kvlab.fast.models import gguf_file
+from kvlab.fast.models.loading import load
+
+PROMPTS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [12, 11, 10, 9, 8, 7, 6, 5]])
+OPENVINO = "openvino", "SUM, window off", "openvino@start=32,recent=64"
+LLAMA_CPP = "llama.cpp", "q8_0", "full@precision=q4_0"
+WORKER = """import json, sys; asked = json.load(sys.stdin)
+json.dump({"tokens": [asked["settings"]]}, open(asked["out"], "w"))"""
+
+
+def test_a_worker_is_asked_and_its_tokens_are_counted():
+    command = shlex.join([sys.executable, "-c", WORKER])
+    asked = {"prompts": [[5, 6]], "settings": [1, 2, 3], "tokens": 3}
+    assert engines.generate(command, asked)["tokens"] == [[1, 2, 3]]
+    with pytest.raises(RuntimeError, match="did not write 4 tokens"):
+        engines.generate(command, {**asked, "tokens": 4})
+
+
+def test_agreement_ends_at_the_first_token_that_is_not_the_best():
+    (model, _), full = load("reasoner", "float32", "cpu"), agreement.Setting("full", "full")
+    greedy = model.generate(PROMPTS, max_new_tokens=6, min_new_tokens=6, do_sample=False)[:, 8:]
+    text = {"prompts": PROMPTS.tolist(), "tokens": greedy.tolist()}
+    found = agreement.compare(model, "full", None, text)
+    assert (found["agreed"], found["gap"], full.verdict(found)) == (12, 0, "agrees")
+    text["tokens"][1][2] += 1
+    found = agreement.compare(model, "full", None, {**text, "log_probs": [[0.0] * 6] * 2})
+    assert [found[name] for name in ("agreed", "prompt", "step")] == [6 + 2, 1, 2]
+    assert (found["gap"] > agreement.TIE, full.verdict(found)) == (True, "WRONG: parts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "setting", "wrong"), [OPENVINO, LLAMA_CPP])
+def test_an_engine_agrees_with_its_specification_alone(engine, setting, wrong):
+    if not (engines.folder(engine).is_dir() and gguf_file("smollm2").is_file()):
+        pytest.skip(f"{engine} is not here: kvlab engines install {engine}")
+    check = ["engines", "check", engine, "--settings", setting, "--prompts", "2", "--tokens", "40"]
+    assert CliRunner().invoke(app, check).exit_code == 0
+    assert CliRunner().invoke(app, [*check, "--method", wrong]).exit_code == 1
