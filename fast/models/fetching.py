@@ -57,7 +57,7 @@ def write_gguf(name: str) -> Path:
             writer.add_key_value(key, value, kind, sub_type=parts)
         for tensor in reader.tensors:
             array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            array = torch.from_numpy(array.reshape(tensor.shape.tolist()[::-1]))
+            array = torch.tensor(array.reshape(tensor.shape.tolist()[::-1]))
             array = array.bfloat16().half() if array.dim() > 1 else array
             writer.add_tensor(tensor.name, array.numpy())
         for write in ("header", "kv_data", "tensors"):

@@ -15,7 +15,7 @@ from kvlab.fast.models.loading import load
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [12, 11, 10, 9, 8, 7, 6, 5]])
 OPENVINO = "openvino", "SUM, window off", "openvino@start=32,recent=64"
-LLAMA_CPP = "llama.cpp", "q8_0", "full@precision=q4_0"
+LLAMA_CPP = "llama.cpp", "f16", "full@precision=q8_0"
 WORKER = """import json, sys; asked = json.load(sys.stdin)
 json.dump({"tokens": [asked["settings"]]}, open(asked["out"], "w"))"""
 

@@ -16,7 +16,6 @@ from kvlab.reference.tasks import english
 
 app = typer.Typer(no_args_is_help=True, help="Check what deployed engines keep.")
 
-PROMPT = 224  # as many tokens for all, so that they are read together
 COLUMNS = [
     *(Column(name) for name in ("setting", "specification", "tokens", "agreed")),
     *(Column(name, format=".1g") for name in ("gap", "mean", "largest")),
@@ -70,6 +69,8 @@ def check(wanted: _Check) -> None:
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is written by: kvlab engines install openvino")
     with working("loading SmolLM2"):
+        import torch
+
         from kvlab.fast.lab.engines import agreement
         from kvlab.fast.models.loading import load_gguf
 
@@ -81,8 +82,8 @@ def check(wanted: _Check) -> None:
         check_choice(found, settings=name)
     texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(wanted.prompts)]
     asked = {"weights": str(weights), "tokens": wanted.tokens}
-    asked |= {"prompts": [tokenizer(text).input_ids[:PROMPT] for text in texts]}
-    model, rows = model.float(), []
+    asked |= {"prompts": [tokenizer(text).input_ids[:224] for text in texts]}  # of one length
+    model, rows = model.to(torch.float32), []
     with reporting(transient=True) as report:
         for number, setting in enumerate(found[name] for name in names):
             report(number, len(names), setting.name)

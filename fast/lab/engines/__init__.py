@@ -69,10 +69,9 @@ def generate(engine: str, asked: Mapping[str, Any]) -> dict[str, Any]:
 
     FileNotFoundError as in `launch`; RuntimeError if it fails, or writes another number of tokens.
     """
-    command = launch(engine)
     with TemporaryDirectory() as room:
         told = json.dumps({**asked, "out": f"{room}/written.json"})
-        done = subprocess.run(command, input=told, capture_output=True, text=True)
+        done = subprocess.run(launch(engine), input=told, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{engine} failed: {done.stderr[-2000:]}")
         found = json.loads(Path(room, "written.json").read_text("utf-8"))
