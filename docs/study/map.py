@@ -60,6 +60,10 @@ PANELS = {
     "jumps": (("map_jumps", "20%"), ("map_jumps", "30%"), ("map_jumps", "50%")),
     "smollm2": (("map_writing", "30%"), ("map_loss", "30%"), ("map_needle", "506")),
     "both": (("map_jumps", "50%"), ("map_writing", "30%")),
+    "smollm2-more": (
+        *(("map_writing_budgets", "20%"), ("map_writing_budgets", "50%")),
+        ("map_chat", "30%"),
+    ),
 }
 """Sweep and budget of each panel of a picture."""
 OPEN = (
@@ -80,6 +84,8 @@ OF_PAPERS = (
 TITLES = {
     "map_jumps": "Jump programs solved, %",
     "map_writing": "SmolLM2 writes: accepted, %",
+    "map_writing_budgets": "SmolLM2 writes: accepted, %",
+    "map_chat": "SmolLM2 answers: accepted, %",
     "map_loss": "SmolLM2 reads: nats lost",
     "map_needle": "SmolLM2: needles found, %",
 }
@@ -252,7 +258,7 @@ def _decided(
 
 def figures() -> Iterator[dict[str, Any]]:
     """Yield what each panel says as plain data."""
-    for model in ("jumps", "smollm2"):
+    for model in ("jumps", "smollm2", "smollm2-more"):
         for each in (panel(*asked) for asked in PANELS[model]):
             yield {
                 "model": model,
