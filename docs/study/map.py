@@ -111,10 +111,10 @@ class Panel:
 
 
 @cache
-def panel(sweep: str, budget: str) -> Panel:
-    """Read one task at one budget."""
+def panel(sweep: str, budget: str, by: Measure | None = None) -> Panel:
+    """Read one task at one budget, by what ranks methods there or by another measure."""
     found = stored_summary(sweep)
-    measure, entries = main_measure(found.points), found.budgets[budget]
+    measure, entries = by or main_measure(found.points), found.budgets[budget]
     values: dict[tuple[str, str], Array] = {}
     for point in found.points:
         score, protection = _split(point.method)
@@ -259,7 +259,8 @@ def _decided(
 def figures() -> Iterator[dict[str, Any]]:
     """Yield what each panel says as plain data."""
     for model in ("jumps", "smollm2", "smollm2-more"):
-        for each in (panel(*asked) for asked in PANELS[model]):
+        asked = [*PANELS[model], *([(*OPEN[0][1], ACCEPTED)] if model == "jumps" else [])]
+        for each in (panel(*one) for one in asked):
             yield {
                 "model": model,
                 **{name: getattr(each, name) for name in ("sweep", "task", "budget", "scores")},

@@ -39,11 +39,14 @@ def example():
 
 
 def gate(folder, config, wrapper="", every=1):
-    """Return the policy of a random gate for a model."""
+    """Return the policy of a random gate for a model; in the first layer all entries are equal.
+
+    Equal tokens have equal hidden states there, and rounding would break their tie.
+    """
     G, D = config.num_key_value_heads, config.hidden_size
     draw = np.random.default_rng(3).normal
     layers = range(config.num_hidden_layers)
-    weights = {f"layer.{layer}": draw(size=(G, D)) / np.sqrt(D) for layer in layers}
+    weights = {f"layer.{n}": draw(size=(G, D)) / np.sqrt(D) * (n > 0) for n in layers}
     save_file(weights, folder / "gate.safetensors")
     return methods.get(f"{wrapper}learned_gate@weights={folder}/gate.safetensors", BUDGET)
 
