@@ -83,7 +83,7 @@ def check(wanted: _Check) -> None:
     texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(wanted.prompts)]
     asked = {"weights": str(weights), "tokens": wanted.tokens}
     asked |= {"prompts": [tokenizer(text).input_ids[:224] for text in texts]}  # of one length
-    model, rows = model.to(torch.float32), []
+    model, rows = torch.nn.Module.float(model), []
     with reporting(transient=True) as report:
         for number, setting in enumerate(found[name] for name in names):
             report(number, len(names), setting.name)
