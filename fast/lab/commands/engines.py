@@ -61,9 +61,17 @@ class _Check(Json):
 @command
 def check(wanted: _Check) -> None:
     """Let SmolLM2 write under an engine's settings; compare with kvlab's specifications."""
-    check_at_least(1, prompts=wanted.prompts, tokens=wanted.tokens)
+    budget = 1 if wanted.budget is None else wanted.budget
+    check_at_least(1, prompts=wanted.prompts, tokens=wanted.tokens, budget=budget)
     if wanted.method is not None:
         methods.parse(wanted.method)
+    from kvlab.fast.lab.engines import agreement  # needs PyTorch
+
+    own = agreement.Setting("own", "full", wanted.budget)
+    found = {each.name: each for each in agreement.SETTINGS.get(wanted.engine, (own,))}
+    names = wanted.settings.split(";") if wanted.settings else list(found)
+    for name in names:
+        check_choice(found, settings=name)
     engines.launch(wanted.engine)
     weights = gguf_file("smollm2")
     if not weights.is_file():
@@ -71,15 +79,9 @@ def check(wanted: _Check) -> None:
     with working("loading SmolLM2"):
         import torch
 
-        from kvlab.fast.lab.engines import agreement
         from kvlab.fast.models.loading import load_gguf
 
         model, tokenizer = load_gguf(weights)
-    own = agreement.Setting("own", "full", wanted.budget)
-    found = {each.name: each for each in agreement.SETTINGS.get(wanted.engine, (own,))}
-    names = wanted.settings.split(";") if wanted.settings else list(found)
-    for name in names:
-        check_choice(found, settings=name)
     texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(wanted.prompts)]
     asked = {"weights": str(weights), "tokens": wanted.tokens}
     asked |= {"prompts": [tokenizer(text).input_ids[:224] for text in texts]}  # of one length
