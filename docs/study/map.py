@@ -64,6 +64,10 @@ PANELS = {
         *(("map_writing_budgets", "20%"), ("map_writing_budgets", "50%")),
         ("map_chat", "30%"),
     ),
+    "smollm2-reads": (
+        *(("map_loss_budgets", "20%"), ("map_loss_budgets", "50%")),
+        ("map_needle_2k", "50%"),
+    ),
 }
 """Sweep and budget of each panel of a picture."""
 OPEN = (
@@ -87,6 +91,8 @@ TITLES = {
     "map_writing_budgets": "SmolLM2 writes: accepted, %",
     "map_chat": "SmolLM2 answers: accepted, %",
     "map_loss": "SmolLM2 reads: nats lost",
+    "map_loss_budgets": "SmolLM2 reads: nats lost",
+    "map_needle_2k": "SmolLM2: needles in 2,000 tokens, %",
     "map_needle": "SmolLM2: needles found, %",
 }
 
@@ -258,7 +264,7 @@ def _decided(
 
 def figures() -> Iterator[dict[str, Any]]:
     """Yield what each panel says as plain data."""
-    for model in ("jumps", "smollm2", "smollm2-more"):
+    for model in ("jumps", "smollm2", "smollm2-more", "smollm2-reads"):
         asked = [*PANELS[model], *([(*OPEN[0][1], ACCEPTED)] if model == "jumps" else [])]
         for each in (panel(*one) for one in asked):
             yield {
