@@ -40,7 +40,7 @@ def unpack(
         table = constant(codes_of_bytes, (bits,), packed.device, torch.uint8)
         words = table.view({4: torch.int16, 2: torch.int32, 1: torch.int64}[bits]).flatten()
         codes = words.index_select(0, packed.flatten().int()).view(torch.uint8)
-        return codes.view(*packed.shape[:-1], -1)[..., :length]
+        return codes.view(*packed.shape[:-1], packed.shape[-1] * 8 // bits)[..., :length]
     planes = (packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
     planes = planes.flatten(-2)[..., : length * bits].unflatten(-1, (length, bits))
     weights = 2 ** torch.arange(bits, dtype=torch.uint8, device=packed.device)

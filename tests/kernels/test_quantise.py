@@ -20,6 +20,7 @@ def is_the_reference(x, bits, group):
     for name, part in zip(("codes", "scale", "zero"), found.parts, strict=True):
         ours, theirs = part.cpu().numpy(), getattr(wanted, name)
         np.testing.assert_array_equal(ours.reshape(theirs.shape), theirs, err_msg=name)
+    assert quantise(x[:0], bits, group).dequantize(x.dtype).shape == (0, x.shape[-1])
 
 
 SIZES = ((64, 64), (128, 32), (128, 64), (80, 32), (96, 4))
