@@ -65,8 +65,7 @@ class Groups:
     ) -> Float[Tensor, "*rows {length}"]:
         """Return x̂ = Δ·code + z; ``parts`` are packed codes, scales Δ and zero points z."""
         packed, scale, zero = parts
-        codes = unpack(packed, self.bits, length)
-        numbers = codes.to(dtype, copy=True)
+        numbers = unpack(packed, self.bits, length).to(dtype)
         if length % self.group == 0:
             grouped = numbers.unflatten(-1, (-1, self.group))
             grouped.mul_(scale.to(dtype)[..., None]).add_(zero.to(dtype)[..., None])

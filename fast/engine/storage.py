@@ -181,11 +181,9 @@ class Storage:
         dtype = torch.float32 if exact else torch.float64
         slots = slots.clamp(min=0)
         if all_wide:
-            rows = torch.arange(self.tables[0].rows, device=slots.device)
-            row_of = rows.new_zeros((*slots.shape[:2], self.count + 1))
-            row_of.scatter_(
-                2, self.tables[0].targets(self.count), rows.expand_as(self.tables[0].slots)
-            )
+            full = self.tables[0]
+            rows = torch.arange(full.rows, device=slots.device).expand_as(full.slots)
+            row_of = in_slots([full], [rows], self.count)
             vectors = take(self._full_precision, row_of.gather(2, slots)).to(dtype)
         else:
             vectors = take(self.read(dtype), slots)
