@@ -59,7 +59,7 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise FileNotFoundError(f"model = {file} does not exist")
     import_module("gguf")
     inside: dict[str, Any] = {"gguf_file": file.name}
-    with quietly(local=False):
+    with quietly(local=True):
         tokenizer = _attempt(str(file.parent), True, AutoTokenizer, **inside)
         network = _attempt(
             str(file.parent), True, AutoModelForCausalLM, dtype=torch.bfloat16, **inside

@@ -1,5 +1,6 @@
 """Engines against kvlab's specifications; the real ones where they are installed."""
 
+import functools
 import shlex
 import sys
 
@@ -10,14 +11,15 @@ from typer.testing import CliRunner
 from kvlab.fast.lab import engines
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.engines import agreement
-from kvlab.fast.models import gguf_file
-from kvlab.fast.models.loading import load
+from kvlab.fast.models import gguf_file, loading
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [12, 11, 10, 9, 8, 7, 6, 5]])
 OPENVINO = "openvino", "SUM, window off", "openvino@start=32,recent=64"
 LLAMA_CPP = "llama.cpp", "f16", "full@precision=q8_0"
 WORKER = """import json, sys; asked = json.load(sys.stdin)
 json.dump({"tokens": [asked["settings"]]}, open(asked["out"], "w"))"""
+
+LOAD_ONCE = functools.cache(loading.load_gguf)
 
 
 def test_a_worker_is_asked_and_its_tokens_are_counted():
@@ -29,7 +31,7 @@ def test_a_worker_is_asked_and_its_tokens_are_counted():
 
 
 def test_agreement_ends_at_the_first_token_that_is_not_the_best():
-    (model, _), full = load("reasoner", "float32", "cpu"), agreement.Setting("full", "full")
+    (model, _), full = loading.load("reasoner", "float32", "cpu"), agreement.Setting("full", "full")
     greedy = model.generate(PROMPTS, max_new_tokens=6, min_new_tokens=6, do_sample=False)[:, 8:]
     text = {"prompts": PROMPTS.tolist(), "tokens": greedy.tolist()}
     found = agreement.compare(model, "full", None, text)
@@ -40,11 +42,11 @@ def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     assert (found["gap"] > agreement.TIE, full.verdict(found)) == (True, "WRONG: parts")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "setting", "wrong"), [OPENVINO, LLAMA_CPP])
-def test_an_engine_agrees_with_its_specification_alone(engine, setting, wrong):
+def test_an_engine_agrees_with_its_specification_alone(monkeypatch, engine, setting, wrong):
     if not (engines.folder(engine).is_dir() and gguf_file("smollm2").is_file()):
         pytest.skip(f"{engine} is not here: kvlab engines install {engine}")
-    check = ["engines", "check", engine, "--settings", setting, "--prompts", "2", "--tokens", "40"]
+    monkeypatch.setattr(loading, "load_gguf", LOAD_ONCE)
+    check = ["engines", "check", engine, "--settings", setting, "--prompts", "1", "--tokens", "16"]
     assert CliRunner().invoke(app, check).exit_code == 0
     assert CliRunner().invoke(app, [*check, "--method", wrong]).exit_code == 1
