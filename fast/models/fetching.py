@@ -46,9 +46,10 @@ def write_gguf(name: str) -> Path:
     """
     gguf, target = import_module("gguf"), gguf_file(name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(".unfinished")
-    with weights_of(name) as source:
-        reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(unfinished, "llama")
+    unfinished = TemporaryDirectory(dir=target.parent, prefix=".unfinished-")
+    with unfinished as room, weights_of(name) as source:
+        made = Path(room) / target.name
+        reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(made, "llama")
         for key, field in reader.fields.items():
             if key.startswith("GGUF.") or key == "general.architecture":
                 continue
@@ -63,7 +64,7 @@ def write_gguf(name: str) -> Path:
         for write in ("header", "kv_data", "tensors"):
             getattr(writer, f"write_{write}_to_file")()
         writer.close()
-    return unfinished.replace(target)
+        return made.replace(target)
 
 
 def fetch_from_file(name: str, weights: Path) -> Path:
