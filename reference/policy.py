@@ -280,6 +280,20 @@ class AfterPrefillThenEverySeen(Schedule):
 
 
 @dataclass(frozen=True)
+class EverySeenBeyond(Schedule):
+    """Whenever ``tokens`` more were seen, counted from the first ``start`` on."""
+
+    start: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        check_at_least(1, every=self.tokens)
+
+    def due(self, clock: Clock) -> bool:
+        return crosses(clock.seen - clock.block, clock.seen, self.tokens, self.start)
+
+
+@dataclass(frozen=True)
 class EveryGenerated(Schedule):
     """At P + R, 2P + R, … generated tokens, for P = ``interval`` and R = ``selector``."""
 

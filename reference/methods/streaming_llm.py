@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.full import Recency
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy
+from kvlab.reference.policy import Edges, Entries, EveryBlock, EverySeenBeyond, Policy
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class StreamingLLM(Method):
     """First tokens of the text that are safe."""
     every: int = 1
     """Generated tokens between two evictions."""
+    when_full: bool = False
+    """Evict only when ``every`` entries more than the budget are there, as llama.cpp does."""
     reposition: bool = False
     """Rotate keys and queries to their index inside the cache."""
 
@@ -38,7 +40,7 @@ class StreamingLLM(Method):
         return Policy(
             self.name,
             Recency(),
-            EveryBlock(self.every),
+            EverySeenBeyond(budget, self.every) if self.when_full else EveryBlock(self.every),
             Edges(sinks=self.sinks, recent=budget - self.sinks),  # [StreamingLLM 1]
             Entries(budget),
             reposition=self.reposition,

@@ -16,6 +16,7 @@ from kvlab.fast.models import gguf_file, loading
 PROMPTS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [12, 11, 10, 9, 8, 7, 6, 5]])
 OPENVINO = "openvino", "SUM, window off", "openvino@start=32,recent=64"
 LLAMA_CPP = "llama.cpp", "f16", "full@precision=q8_0"
+SHIFT = "llama.cpp", "context shift, 125 of 256", "streaming_llm@every=125,when_full=true"
 WORKER = """import json, sys; asked = json.load(sys.stdin)
 json.dump({"tokens": [asked["settings"]]}, open(asked["out"], "w"))"""
 
@@ -42,11 +43,12 @@ def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     assert (found["gap"] > agreement.TIE, full.verdict(found)) == (True, "WRONG: parts")
 
 
-@pytest.mark.parametrize(("engine", "setting", "wrong"), [OPENVINO, LLAMA_CPP])
+@pytest.mark.parametrize(("engine", "setting", "wrong"), [OPENVINO, LLAMA_CPP, SHIFT])
 def test_an_engine_agrees_with_its_specification_alone(monkeypatch, engine, setting, wrong):
     if not (engines.folder(engine).is_dir() and gguf_file("smollm2").is_file()):
         pytest.skip(f"{engine} is not here: kvlab engines install {engine}")
     monkeypatch.setattr(loading, "load_gguf", LOAD_ONCE)
-    check = ["engines", "check", engine, "--settings", setting, "--prompts", "1", "--tokens", "16"]
+    check = ["engines", "check", engine, "--settings", setting, "--prompts", "1"]
+    check += ["--tokens", "40" if setting == SHIFT[1] else "16"]  # 31 fill its context
     assert CliRunner().invoke(app, check).exit_code == 0
     assert CliRunner().invoke(app, [*check, "--method", wrong]).exit_code == 1

@@ -12,6 +12,7 @@ from kvlab.reference import methods
     [
         ("tova", 1, 4, 9, dict.fromkeys(range(4, 10), 1)),
         ("snapkv@window=3", 8, 20, 30, {20: 8}),
+        ("streaming_llm@every=5,when_full=true", 8, 10, 20, {13: 8, 18: 8}),
         ("rkv@every=8,window=3", 12, 20, 40, {20: 12, 24: 12, 32: 12, 40: 12}),
         ("lazy_eviction@window=4", 8, 14, 34, {18: 8, 22: 8, 26: 8, 30: 8, 34: 8}),
         ("rpc@interval=8,selector=2", 12, 5, 40, {15: 12, 23: 12, 31: 12, 39: 12}),

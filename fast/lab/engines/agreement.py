@@ -42,6 +42,12 @@ def _eviction(mode: str, window: int, rotation: bool = False) -> Setting:
     return Setting(name, spec, 160, options | {"rotation": rotation}, differs=rotation)
 
 
+def _shift(size: int) -> Setting:
+    spec = f"streaming_llm@sinks=4,every={size},when_full=true,reposition=true"
+    options = {"context": 256, "keep": 4, "shift": size}
+    return Setting(f"context shift, {size} of 256", spec, 255 - size, options, 0.002)
+
+
 Q8, Q4 = "full@precision=q8_0", "full@precision=q4_0"
 SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     "openvino": (
@@ -51,6 +57,8 @@ SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     ),
     "llama.cpp": (
         Setting("f16", "full", within=0.005),
+        _shift(100),
+        _shift(125),
         Setting("q8_0, rotation off", Q8, None, {"type": "Q8_0", "rotation": False}, 0.005, True),
         Setting("q4_0, rotation off", Q4, None, {"type": "Q4_0", "rotation": False}, 0.005, True),
         Setting("q8_0", Q8, None, {"type": "Q8_0"}, 0.005, True),

@@ -1,5 +1,6 @@
 // Runs llama.cpp through node-llama-cpp of the folder that is named; settings: type of keys and values, as in "Q8_0",
-// and whether llama.cpp may rotate them, as it does unless it is told not to.
+// and whether llama.cpp may rotate them, as it does unless it is told not to; and of a context of so many tokens that
+// is full, how many tokens leave (shift) after how many that stay (keep).
 import fs from "fs";
 import {createRequire} from "module";
 import {pathToFileURL} from "url";
@@ -11,13 +12,15 @@ const {getLlama} = await import(pathToFileURL(require.resolve("node-llama-cpp"))
 
 const llama = await getLlama({gpu: false, build: "never", logLevel: "error"});
 const model = await llama.loadModel({modelPath: weights});
-const options = {contextSize: Math.max(...prompts.map((prompt) => prompt.length)) + tokens + 16, threads: 1};
+const longest = Math.max(...prompts.map((prompt) => prompt.length));
+const options = {contextSize: settings.context ?? longest + tokens + 16, threads: 1};
 if (settings.type)
   Object.assign(options, {
     experimentalKvCacheKeyType: settings.type, experimentalKvCacheValueType: settings.type, flashAttention: true,
   });
 const context = await model.createContext(options);
-const sequence = context.getSequence();
+const strategy = ({size}) => [{start: settings.keep, end: settings.keep + size}];
+const sequence = context.getSequence(settings.shift ? {contextShift: {size: settings.shift, strategy}} : {});
 const written = {tokens: [], log_probs: []};
 for (const prompt of prompts) {
   await sequence.clearHistory();
