@@ -28,7 +28,7 @@ class Divergence:
     elsewhere: str = "no code"
     """What the authors' code and re-implementations do."""
     option: str = "none"
-    """The options, in registry syntax, that give the other readings; or words."""
+    """The options, in registry syntax, that give the other interpretations; or words."""
 
     @property
     def specifications(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class OfPages(Around):
 
 @dataclass(frozen=True)
 class WholePages(Protect):
-    """Protects the page that is being written, and every page that holds a safe entry."""
+    """Protects the page that is being written, and every page that holds a protected entry."""
 
     inner: Protect
     page: int
@@ -94,7 +94,7 @@ class WholePages(Protect):
         return WholePages(self.inner.with_edges(edges), self.page)
 
     def count(self, prompt: int) -> int:
-        """Return the entries of as many pages as the safe entries can touch.
+        """Return the entries of as many pages as the protected entries can touch.
 
         If the inner protection is not `Edges`, this is the least number of pages that they fill.
         """

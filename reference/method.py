@@ -119,18 +119,18 @@ class Wrapper(Method):
 
 @dataclass(frozen=True)
 class CommonOptions(Wrapper):
-    """A method with the options that every method takes: who is safe, what leaves together."""
+    """A method with the options of every method: what is protected, what leaves together."""
 
     name = "every method"
 
     sinks: int = 0
-    """First tokens of the text that are safe."""
+    """First tokens of the text that are protected."""
     recent: int = 0
-    """Newest entries that are safe."""
+    """Newest entries that are protected."""
     pin_prompt: bool = False
-    """Whether all tokens of the prompt are safe."""
+    """Whether all tokens of the prompt are protected."""
     protected: str = "own"
-    """What is safe instead of the method's own choice (``own``): ``nothing``, or ``first4``,
+    """What is protected instead of the method's own choice (``own``): ``nothing``, or ``first4``,
     ``newest16``, ``prompt``, joined by ``+``; ``newest50%``: of the budget, rounded up."""
     page: int = 1
     """Consecutive positions that leave together, as from an engine's block table."""

@@ -3,8 +3,8 @@
 | question | answered by |
 |---|---|
 | What is an entry worth? | `Score`, and a `Budget` that says how many may stay |
-| When do we look? | `Schedule` |
-| Who is safe? | `Protect` |
+| When does it evict? | `Schedule` |
+| Which entries are protected? | `Protect` |
 | How precisely is it kept? | `Precision` |
 """
 
@@ -149,7 +149,7 @@ class Around(Score):
 
 
 class Schedule(ABC):
-    """When do we look?"""
+    """When does it evict?"""
 
     def __str__(self) -> str:
         """Say when, by the first line of the class's docstring with the values of its fields."""
@@ -163,7 +163,7 @@ class Schedule(ABC):
 
 
 class Protect(ABC):
-    """Who is safe?"""
+    """Which entries are protected?"""
 
     @abstractmethod
     def safe(self, seen: Observation) -> Marks:
@@ -174,7 +174,7 @@ class Protect(ABC):
         return 0
 
     def with_edges(self, edges: "Edges") -> "Protect":
-        """Return a protection under which the edges of the text are safe, too."""
+        """Return a protection under which the edges of the text are protected, too."""
         return ProtectedByEither(self, edges)
 
 
@@ -183,7 +183,7 @@ class Budget(ABC):
 
     @abstractmethod
     def room(self, seen: Observation, safe: Marks) -> int:
-        """Say how many entries may stay besides the safe ones, in layer ``seen.layer`` of
+        """Say how many entries may stay besides the protected ones, in layer ``seen.layer`` of
         ``seen.layers``.
         """
 
@@ -326,7 +326,7 @@ class Nobody(Protect):
 class Edges(Protect):
     """The first ``sinks`` tokens of the text and the last ``recent`` entries.
 
-    With ``prompt``, all tokens of the prompt are safe, too.
+    With ``prompt``, all tokens of the prompt are protected, too.
     """
 
     sinks: int = 0
@@ -342,7 +342,7 @@ class Edges(Protect):
         return (seen.positions < first) | (np.arange(n) >= n - self.recent)
 
     def first(self, prompt: int) -> int:
-        """Return how many of the first tokens are safe, for a prompt of this length."""
+        """Return how many of the first tokens are protected, for a prompt of this length."""
         return max(self.sinks, prompt) if self.prompt else self.sinks
 
     def count(self, prompt: int) -> int:

@@ -44,10 +44,10 @@ def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
 def keep_set(
     scores: Float[Array, "G n"], safe: Bool[Array, "G n"], room: int
 ) -> Int[Array, "G kept"]:
-    """Return the indices that stay, ascending: the safe entries and the ``room`` best others.
+    """Return the indices that stay, ascending: the protected entries and the ``room`` best others.
 
     Raises:
-        ValueError: if a score that is compared is NaN, or heads differ in their safe entries.
+        ValueError: if a score that is compared is NaN, or heads differ in their protected entries.
     """
     if np.isnan(scores[~safe]).any():
         raise ValueError("scores must not be NaN")

@@ -87,7 +87,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     Nothing is changed in place: if the step fails, ``cache`` is as it was.
 
     Raises:
-        ValueError: on wrong shapes, on NaN or infinity, if the safe entries exceed the budget, and
+        ValueError: on wrong shapes, on NaN or infinity, if protected entries exceed the budget, and
             if the block lacks the hidden states that the score reads.
     """
     looked = look(policy, cache, block)
@@ -149,7 +149,7 @@ def _observe_attention(
 
 
 def select(policy: Policy, state: State, seen: Observation) -> Decision:
-    """Decide who stays: the safe entries and the best of the rest."""
+    """Decide who stays: the protected entries and the best of the rest."""
     safe = policy.protect.safe(seen)
     candidates = ~safe
     open_entries = int(candidates.sum(axis=-1).max())

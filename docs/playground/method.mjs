@@ -52,12 +52,12 @@ function expect(name, value, allowed, what) {
   return value;
 }
 
-/** A method under which further entries are safe: options of every method. */
+/** A method under which further entries are protected: options of every method. */
 export class WithSafe extends Method {
   static options = {
-    sinks: whole(0, 0, 32, "First tokens of the text that are safe."),
-    recent: whole(0, 0, 64, "Newest entries that are safe."),
-    pin_prompt: flag(false, "Whether all tokens of the prompt are safe."),
+    sinks: whole(0, 0, 32, "First tokens of the text that are protected."),
+    recent: whole(0, 0, 64, "Newest entries that are protected."),
+    pin_prompt: flag(false, "Whether all tokens of the prompt are protected."),
   };
 
   constructor(given, base) {

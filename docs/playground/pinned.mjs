@@ -8,7 +8,7 @@ class Pinned extends Protect {
     super();
     this.base = base;
     this.positions = new Set(positions);
-    this.says = `${base.says} Of yours, ${positions.length} are safe.`;
+    this.says = `${base.says} Of yours, ${positions.length} are protected.`;
   }
 
   safe(seen) {

@@ -117,14 +117,14 @@ export class EveryGenerated {
 
 // --- protection ----------------------------------------------------------------------------------
 
-/** Who is safe? */
+/** Which entries are protected? */
 export class Protect {
   /** Entries that are always safe once they exist, for a prompt of this length. */
   count() {
     return 0;
   }
 
-  /** Return a protection under which the edges of the text are safe, too. */
+  /** Return a protection under which the edges of the text are protected, too. */
   also(edges) {
     return new Both(this, edges);
   }
@@ -132,7 +132,7 @@ export class Protect {
 
 /** Every entry may leave. */
 export class Nobody extends Protect {
-  says = "Nobody is safe.";
+  says = "Nothing is protected.";
 
   safe(seen) {
     return seen.positions.map((own) => own.map(() => false));
@@ -151,7 +151,7 @@ export class Edges extends Protect {
     Object.assign(this, { sinks, recent, prompt });
     const first = prompt ? "the whole prompt" : sinks && `the first ${sinks} tokens`;
     const named = [first, recent && `the newest ${recent} entries`].filter(Boolean).join(" and ");
-    this.says = named ? `Safe: ${named}.` : "Nobody is safe.";
+    this.says = named ? `Protected: ${named}.` : "Nothing is protected.";
   }
 
   safe(seen) {
@@ -163,7 +163,7 @@ export class Edges extends Protect {
     return this.first(prompt) + this.recent;
   }
 
-  /** Position before which all tokens are safe. */
+  /** Position before which all tokens are protected. */
   first(prompt) {
     return this.prompt ? Math.max(this.sinks, prompt) : this.sinks;
   }

@@ -28,7 +28,7 @@ export function rank(scores) {
   return ranks;
 }
 
-/** Indices that stay in every KV head, ascending: the safe entries and the `room` best of the rest. */
+/** Indices that stay in every KV head, ascending: the protected entries and the `room` best of the rest. */
 export function keepSet(scores, safe, room) {
   const counts = safe.map((marks) => marks.filter(Boolean).length);
   if (counts.some((count) => count !== counts[0])) {

@@ -54,7 +54,7 @@ export function observeAttention(policy, cache, block) {
   return { output, seen };
 }
 
-/** Return the candidates and the keep set: the safe entries and the best of the rest. */
+/** Return the candidates and the keep set: the protected entries and the best of the rest. */
 export function select(policy, state, seen) {
   const safe = policy.protect.safe(seen);
   const room = policy.budget.room(seen, safe);

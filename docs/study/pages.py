@@ -119,7 +119,7 @@ def figures_of(measured: Measured) -> str:
 
 
 def reading(divergence: Divergence, results: Results, measured: Sequence[Difference]) -> str:
-    """Write what is open, what kvlab does, and what the other reading changes."""
+    """Write what is open, what kvlab does, and what the other interpretation changes."""
     tags = [tag for tag, each in results.items() if divergence.topic in each.claim.topics]
     option = divergence.option if divergence.option == "none" else f"`{divergence.option}`"
     lines = [
@@ -134,14 +134,14 @@ def reading(divergence: Divergence, results: Results, measured: Sequence[Differe
 
 
 def tables(rows: Sequence[Difference]) -> Iterator[str]:
-    """Write one table for each default reading."""
+    """Write one table for each default."""
     for default in dict.fromkeys(row.default_run for row in rows):
         own = [row for row in rows if row.default_run == default]
         yield f"Against `{default}`:\n\n{tabulate(own, COLUMNS).markdown('`{}`'.format)}"
 
 
 COLUMNS = (
-    Column("reading", "option_run"),
+    Column("interpretation", "option_run"),
     Column("entries", lambda row: "own rule" if row.budget is None else row.budget),
     Column("solved by default", "solved_default", ".2f"),
     Column("solved", "solved", lambda x: spread(x, "+.2f"), bold=lambda row: row.solved.decides),

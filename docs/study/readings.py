@@ -1,7 +1,7 @@
-"""What another reading of a paper changes on jump programs.
+"""What another interpretation of a paper changes on jump programs.
 
-Every option that a paper's divergences name runs on the same problems as the default reading: the
-sweep ``results/readings``.
+Every option that a paper's divergences name runs on the same problems as the default: the sweep
+``results/readings``.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ MANY_AT_ONCE = {"several": "every=16"}
 """Options that only matter when several entries leave at once."""
 
 BARE = {"caote:tova": "caote:h2o"}
-"""Compositions that are another reading of a composition."""
+"""Compositions that are another interpretation of a composition."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Pair:
     """Two readings of one point, in registry syntax."""
 
     option: str
-    """The other reading, as its divergence lists it."""
+    """The other interpretation, as its divergence lists it."""
     default_run: str
-    """What was run: the default reading."""
+    """What was run: the default interpretation."""
     option_run: str
-    """What was run: the other reading."""
+    """What was run: the other interpretation."""
 
 
 @dataclass(frozen=True)
 class Difference(Pair):
-    """What another reading changes: its figure minus the default's."""
+    """What another interpretation changes: its figure minus the default's."""
 
     budget: int | None
     solved_default: float

@@ -47,7 +47,7 @@ class OfPages(Around[reference.OfPages]):
 @twin_of(reference.WholePages)
 @dataclass(frozen=True)
 class WholePages(Protect[reference.WholePages]):
-    """Protects the page that is being written, and every page that holds a safe entry."""
+    """Protects the page that is being written, and every page that holds a protected entry."""
 
     inner: Protect
 

@@ -1,4 +1,4 @@
-"""Parts of a policy that have no twin: the reference computes them on the host, in NumPy.
+"""Parts of a policy that have no PyTorch implementation: the reference computes them in NumPy.
 
 Every sequence of the batch is handed to the reference as if it were alone: its own entries in
 ascending position, without padding, in float64. What a score remembers of the entries lies in the
@@ -36,8 +36,8 @@ def say_once(part: object) -> None:
     if type(part) not in _named:
         _named.add(type(part))
         logging.getLogger("kvlab").warning(
-            "%s has no twin in PyTorch: the reference computes it on the host, which is slow "
-            "(kvlab.fast.engine.twins.twin_of declares a twin)",
+            "%s has no PyTorch implementation: the reference computes it on the host, which is "
+            "slow (kvlab.fast.engine.twins.twin_of marks an implementation)",
             type(part).__name__,
         )
 

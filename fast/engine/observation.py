@@ -83,7 +83,7 @@ class LayerView:
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
     sequences: tuple[int, int] | None = None
-    """The first of some consecutive sequences, and how many; None for all."""
+    """The first of some consecutive sequences, and how many; None: all of them."""
     only_block: bool = False
     """Whether entry i is the block's token i, and there are no others and no padding."""
     repositioned: bool = False

@@ -1,7 +1,7 @@
 """The four answers, for a batch of sequences, in tensors.
 
 Mirrors `kvlab.reference.policy`. A policy is written once, in the reference; here a part of it has
-a twin that computes with tensors, or else the reference's part runs on the host:
+a PyTorch implementation, or else the reference's part runs on the host:
 `kvlab.fast.engine.port` translates a policy part by part. Schedules and clocks use plain numbers,
 so both sides share them.
 """
@@ -44,8 +44,8 @@ Part = TypeVar("Part")
 class Score(Twin[ScoreSpec], ABC):
     """What is an entry worth? Higher is kept.
 
-    What the score reads of attention and remembers of every entry is declared by its twin in the
-    reference; a twin here overrides `needs` and `columns` only where it works in another way.
+    What the score reads of attention and remembers of every entry is stated by its part of the
+    reference; a class here overrides `needs` and `columns` only where it works in another way.
     """
 
     @property
@@ -103,7 +103,7 @@ class Elapsed(Column):
 
 
 class Protect(Twin[Part], ABC):
-    """Who is safe?"""
+    """Which entries are protected?"""
 
     @abstractmethod
     def safe(self, seen: Observation) -> Marks | None:
@@ -111,7 +111,7 @@ class Protect(Twin[Part], ABC):
 
     @abstractmethod
     def count(self, clock: Clock, entries: int) -> int | None:
-        """Say how many of ``entries`` are safe now; None if that depends on the data."""
+        """Say how many of ``entries`` are protected now; None if that depends on the data."""
 
 
 class Budget(Twin[Part], ABC):
@@ -185,7 +185,7 @@ class Policy:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether entries stay as they came, and twins alone decide, after attention."""
+        """Whether entries stay as they came, and PyTorch parts alone decide, after attention."""
         early = self.specification.evict_before_attend or self.specification.reposition
         return not (early or self.precision.quantises or self.on_host)
 

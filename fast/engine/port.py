@@ -1,4 +1,4 @@
-"""Translates a policy of the reference part by part: by its twins, or with parts on the host."""
+"""Translates a policy of the reference part by part: in PyTorch, or with parts on the host."""
 
 from dataclasses import fields
 from typing import Any
@@ -13,13 +13,13 @@ ON_HOST = {
     reference.Protect: HostProtect,
     reference.Budget: HostBudget,
 }
-"""Kind of a part → what runs a part without a twin."""
+"""Kind of a part → what runs a part without a PyTorch implementation."""
 
 
 def port(policy: reference.Policy) -> Policy:
-    """Translate a policy of the reference; ValueError if its precision has no twin.
+    """Translate a policy of the reference; ValueError if its precision has no PyTorch one.
 
-    A score, protection or budget without a twin runs on the host, which is slow; a warning says so.
+    Other parts without one run on the host, which is slow; a warning says so.
     """
     return Policy(
         policy,
@@ -31,7 +31,7 @@ def port(policy: reference.Policy) -> Policy:
 
 
 def port_part(part: Any) -> Any:
-    """Return the twin of a part of a policy, or the part on the host."""
+    """Return a part of a policy in PyTorch, or the part on the host."""
     twin = find_twin(type(part))
     if twin is not None:
         inner = [field.name for field in fields(twin) if field.name != "spec"]
@@ -42,7 +42,7 @@ def port_part(part: Any) -> Any:
             return on_host(part)
     name = type(part).__name__
     raise ValueError(
-        f"precision {name} has no twin in PyTorch: write a Precision of kvlab.fast.engine.policy "
-        f"that stores what `store` says, and mark it @twin_of({name}); kvlab.fast.methods.kivi is "
-        "an example"
+        f"precision {name} has no PyTorch implementation: write a Precision of "
+        f"kvlab.fast.engine.policy that stores what `store` says, and mark it @twin_of({name}); "
+        "kvlab.fast.methods.kivi is an example"
     )

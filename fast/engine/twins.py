@@ -1,9 +1,9 @@
-"""Twins: parts of a policy in tensors, each beside the part of the reference that it mirrors.
+"""PyTorch implementations of the parts of a policy: each mirrors a part of the reference.
 
-The twins of a method's parts stand in the module of `kvlab.fast` that has the name of the parts'
-module in `kvlab.reference`, or in `kvlab.fast.engine` for modules of the reference's core; it is
-imported when a part is first asked for. Whoever writes a method outside of kvlab declares its twins
-with `twin_of`, in a file or module that ``KVLAB_METHODS`` names, too.
+They are in the module of `kvlab.fast` that has the name of the parts' module in `kvlab.reference`,
+or in `kvlab.fast.engine` for modules of the reference's core; it is imported when a part is first
+asked for. Whoever writes a method outside of kvlab marks its PyTorch implementations with
+`twin_of`, in a file or module that ``KVLAB_METHODS`` names, too.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ class Twin(Generic[Spec]):
 
 
 def twin_of(part: type) -> Callable[[Kind], Kind]:
-    """Declare a class to be the twin of a part of the reference.
+    """Mark a class as the PyTorch implementation of a part of the reference.
 
-    Fields that the twin has besides ``spec`` are given the twins of the part's fields of these
+    Its fields besides ``spec`` are given the PyTorch implementations of the part's fields of these
     names, such as a score inside of another.
     """
 
@@ -53,7 +53,7 @@ def twin_of(part: type) -> Callable[[Kind], Kind]:
 
 
 def find_twin(part: type) -> type | None:
-    """Return the twin of a part of the reference; None if it has none."""
+    """Return the PyTorch implementation of a part of the reference; None if it has none."""
     if part not in TWINS and part.__module__.startswith(REFERENCE):
         inner = part.__module__.removeprefix(REFERENCE)
         package = FAST if "." in inner or find_spec(f"{FAST}{inner}") else ENGINE

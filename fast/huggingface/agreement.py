@@ -103,7 +103,7 @@ def _difference(model: Any) -> str | None:
 
 
 def _texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
-    """Return two texts without special tokens, and which tokens are no padding."""
+    """Return two texts without special tokens, and a mask of the tokens that are not padding."""
     config = model.config.get_text_config(decoder=True)
     special = [
         number
@@ -127,7 +127,7 @@ def stock_logits(
 ) -> Float[Tensor, "N t vocab"]:
     """Logits of transformers' eager attention, the only one that knows softcaps and sinks.
 
-    ``real`` says which tokens are no padding; a text without padding has the positions that the
+    ``real`` marks tokens that are not padding; a text without padding has the positions that the
     model gives it. If the logits are no numbers, as in float64 with padding, the model's own
     attention gives them. ``more`` are further arguments of the model.
     """

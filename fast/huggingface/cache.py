@@ -329,7 +329,7 @@ class CompressedCache(Cache):
     def begin(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None) -> None:
         """Take in a call of the model, if it fits what came before.
 
-        ``inputs`` are ids or embeddings; ``real`` says which tokens are no padding, None that all.
+        ``inputs`` are ids or embeddings; ``real`` marks the tokens that are not padding; None: all.
         """
         N, m = inputs.shape[:2]
         self._check_whole()

@@ -89,7 +89,7 @@ class StreamClock:
         self._record_text(inputs, real)
 
     def advance(self, real: Bool[Tensor, "N m"] | None, m: int) -> BatchClock:
-        """Count a block, and return its clock; ``real`` says which tokens are no padding."""
+        """Count a block, and return its clock; ``real`` marks the tokens that are not padding."""
         assert self._last is not None and self._prompt is not None
         if real is None:
             counts = [m] * len(self.rows)

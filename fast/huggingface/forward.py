@@ -197,7 +197,7 @@ class Forward:
     def _real(
         self, cache: CompressedCache, attention_mask: Any, N: int, m: int
     ) -> Bool[Tensor, "N m"] | None:
-        """Say which tokens are no padding; None for all, and always None for single tokens."""
+        """Mark the tokens that are not padding; None: no padding. Always None for single tokens."""
         if attention_mask is None:
             return None
         held = cache.clock.columns

@@ -24,12 +24,12 @@ def keep_slots(
     kept: Sequence[int],
     ordered: bool,
 ) -> Int[Tensor, "N G kept"]:
-    """Return the slots that stay in ascending position: the safe ones and the best of the rest.
+    """Return the slots that stay in ascending position: protected ones and the best of the rest.
 
     Entries with higher scores stay, of equal scores the later position; there is one row of scores
     for all heads if they decide together. Positions of -1 mark empty slots. ``kept`` is how many
-    stay, for each sequence: at least the safe ones, at most the entries. ``ordered`` slots are in
-    ascending position, the empty ones first.
+    stay, for each sequence: at least the protected ones, at most the entries. ``ordered`` slots are
+    in ascending position, the empty ones first.
 
     Returns:
         As many slots as the sequence that keeps most; a sequence that keeps fewer has its slots at
@@ -48,7 +48,7 @@ def keep_slots(
 def eviction_order(
     scores: Scores, safe: Marks | None, positions: Positions, ordered: bool
 ) -> Int[Tensor, "N G n"]:
-    """Return slots from the first to go: empty ones, candidates by score, safe entries.
+    """Return slots from the first to go: empty ones, candidates by score, protected entries.
 
     Of equal scores the earlier position goes first.
     """

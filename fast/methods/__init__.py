@@ -1,7 +1,7 @@
 """The registry: methods of `kvlab.reference.methods`, in tensors.
 
 Names, options, defaults and checks are the reference's. A module of this package makes the method
-of the same name fast: it declares the twins of its parts.
+of the same name fast: it implements its parts in PyTorch.
 """
 
 from typing import Any

@@ -55,7 +55,7 @@ def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -
 @twin_of(reference.EvictionError)
 @dataclass(frozen=True)
 class EvictionError(Around[reference.EvictionError]):
-    """CAOTE around any score."""
+    """CAOTE applied to any score."""
 
     def __post_init__(self) -> None:
         if self.inner.spec.signed:

@@ -87,7 +87,7 @@ def plain_cases(target: str, budgets: Mapping[str, int | None], seed: int) -> li
     """
     found = [] if budgets else [*sized_cases("plain", seed, target.__eq__)]
     for spec, budget in budgets.items():
-        with suppress(ValueError):  # the prompt is safe, and exceeds the budget
+        with suppress(ValueError):  # the prompt is protected, and exceeds the budget
             found += method_cases(Example(spec, budget and PLAIN_BUDGET), "plain", seed)
     return found
 
@@ -114,7 +114,7 @@ def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | 
     stream = draw_stream(_chosen_source("drawn stream", choose), softcap=softcap, **sizes)
     try:
         found = cases_of_stream(example, stream, "drawn", [operation])
-    except ValueError:  # the prompt is safe, and exceeds the budget
+    except ValueError:  # the prompt is protected, and exceeds the budget
         return None
     return choose(found) if found else None
 
@@ -158,7 +158,7 @@ def method_cases(
             stream = draw_stream(Source(f"{size} {group} {attempt}", seed), **sizes)
             try:
                 found = cases_of_stream(replace(example, budget=budget), stream, group, steps)
-            except ValueError:  # the prompt is safe, and exceeds the budget
+            except ValueError:  # the prompt is protected, and exceeds the budget
                 if group in OPTION:
                     raise
             if any(case.operation == "run" for case in found):

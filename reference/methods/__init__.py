@@ -111,7 +111,7 @@ def discover() -> str:
 
 
 def _is_from_outside(value: Any) -> bool:
-    """Say whether a value of a module, or what it is the twin of, belongs to an outside method."""
+    """Say whether a value of a module belongs to an outside method, or implements a part of one."""
     if not inspect.isclass(value) or value.__module__.startswith("kvlab."):
         return False
     return value in _registered.values() or hasattr(value, "twin_of")

@@ -131,9 +131,9 @@ class AhaKV(Method):
     """Rate every candidate by the same number of recent rows, sharpened, times its value's size."""
 
     recent: int = 32
-    """Newest entries B_r that are safe; as many rows r are summed."""
+    """Newest entries B_r that are protected; as many rows r are summed."""
     sinks: int = 0
-    """First tokens of the text that are safe."""
+    """First tokens of the text that are protected."""
     gain: Literal["step", "measured", "none"] = "step"
     """``measured``: divide by the logits' own standard deviation; ``none``: ordinary softmax."""
     gain_in_decode: Literal["absolute", "cache", "none"] = "absolute"

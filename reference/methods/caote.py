@@ -86,7 +86,7 @@ def joint_error(
 
 @dataclass(frozen=True)
 class EvictionError(Around):
-    """CAOTE around any score."""
+    """CAOTE applied to any score."""
 
     options: "Caote"
 

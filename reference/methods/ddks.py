@@ -106,7 +106,7 @@ class DDKS(Method):
     compression: float = RPC.compression
     """Factor by which the part at full precision shrinks, as RPC's."""
     recent: int | None = None
-    """Newest entries that are safe under ``mikv``; None: half of the budget."""
+    """Newest entries that are protected under ``mikv``; None: half of the budget."""
 
     name = "ddks"
     source = "Yang et al., Don't Discard, but Keep It Small (MiKV), OpenReview CRQ8JuQDEd"

@@ -41,7 +41,7 @@ class Knorm(Method):
     """Keep the entries with the shortest keys; attention is not used."""
 
     recent: int = 0
-    """Newest entries that are safe."""
+    """Newest entries that are protected."""
     every: int = 1
     """Generated tokens between two evictions."""
 

@@ -113,7 +113,7 @@ class LazyEviction(Method):
     """Evict only every W steps, and by how often and how recently entries came back."""
 
     window: int = 25
-    """Generated tokens W between two evictions; as many newest entries are safe."""
+    """Generated tokens W between two evictions; as many newest entries are protected."""
     threshold: float = 5e-4
     """Attention α from which on an entry is activated."""
     h1: Form = "sigmoid"

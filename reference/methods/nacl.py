@@ -99,12 +99,12 @@ class SinksAndTail(Protect):
 
 @dataclass(frozen=True)
 class NACL(Method):
-    """One eviction at the end of the prompt, partly random, so that a biased score cannot rule."""
+    """One eviction after the prompt, partly random, so a biased score does not decide alone."""
 
     proxy_share: float = 0.01
     """Share of the prompt whose queries are proxies; at least one is."""
     sinks: int = 4
-    """First tokens of the text that are safe."""
+    """First tokens of the text that are protected."""
     recent: int | None = None
     """Protected entries at the end of the prompt; None: 1 % of the prompt less the sinks."""
     random_part: float = 7 / 19

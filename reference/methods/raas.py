@@ -110,7 +110,7 @@ class RaaS(Method):
     share: float | None = None
     """Stamp this share of the entries at every step instead of using the threshold."""
     pin_prompt: bool = True
-    """Whether all tokens of the prompt are safe."""
+    """Whether all tokens of the prompt are protected."""
     every: int = 1
     """Generated tokens between two evictions."""
     page: int | None = None

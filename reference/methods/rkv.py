@@ -92,7 +92,7 @@ class RKV(Method):
     mix: float = 0.07
     """Weight λ of importance."""
     window: int = 8
-    """Last queries that decide; as many newest entries are safe."""
+    """Last queries that decide; as many newest entries are protected."""
     kernel: int = 7
     """Neighbours of the max pooling; odd."""
     similarity: float = 0.5

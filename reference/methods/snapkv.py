@@ -67,7 +67,7 @@ class SnapKV(Method):
     """Compress the prompt once, by the attention of its last tokens."""
 
     window: int = 64
-    """Last queries w that decide; as many newest entries are safe."""
+    """Last queries w that decide; as many newest entries are protected."""
     kernel: int = 5
     """Neighbours κ of the pooling; odd."""
     pooling: Literal["mean", "max"] = "mean"

@@ -17,7 +17,7 @@ class StreamingLLM(Method):
     """Keep the first tokens, which soak up attention, and the newest ones."""
 
     sinks: int = 4
-    """First tokens of the text that are safe."""
+    """First tokens of the text that are protected."""
     every: int = 1
     """Generated tokens between two evictions."""
     when_full: bool = False

@@ -41,7 +41,7 @@ class ValueNorm(Method):
     """Keep the entries with the longest values; attention is not used. kvlab's own control."""
 
     recent: int = 0
-    """Newest entries that are safe."""
+    """Newest entries that are protected."""
     every: int = 1
     """Generated tokens between two evictions."""
 

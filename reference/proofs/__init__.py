@@ -59,7 +59,7 @@ def count(claims: Sequence[Claim]) -> str:
     elsewhere = sum(claim.expected in ON_OTHER_MODELS for claim in claims)
     others = f" and {elsewhere} not found on all of our models" if elsewhere else ""
     return (
-        f"{refuted} of {printed} printed claims refuted{others}; readings: {readings}; "
+        f"{refuted} of {printed} printed claims refuted{others}; interpretations: {readings}; "
         f"findings of ours: {ours}"
     )
 

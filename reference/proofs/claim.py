@@ -14,8 +14,8 @@ class Kind(StrEnum):
 
     PRINTED = "printed claim"
     """The paper prints it at the named place, with the conditions that the statement repeats."""
-    READING = "reading"
-    """The paper leaves something open; with this reading its formulas and figures fit together."""
+    READING = "interpretation"
+    """What the paper leaves open; understood like this, its formulas and figures fit."""
     OURS = "finding of ours"
     """No paper prints it."""
 

@@ -12,7 +12,7 @@ line. A step has as many tokens as its line: a point stands where the step has a
 With ``copies=3`` registers and lines are stated three times, in new orders, and so is the result of
 every step: ``c c1 + h h7 = 8 c8 c8 c8 L8``. The program is the same.
 
-Everything that a step copies was written before, at distances that nobody can foresee: the names of
+Everything that a step copies was written before, at distances that depend on the run: the names of
 its registers where its line stands or last ran, and each value where its register was last read or
 written. Old copies of a value are wrong as soon as the register is written again.
 

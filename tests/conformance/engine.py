@@ -374,7 +374,7 @@ class Engine:
         return best
 
     def pages_to_leave(self, slots, last, n, g, held):
-        """Return the slots of the pages that leave: neither the newest nor one that is safe."""
+        """Return the slots of the pages that leave: neither the newest nor a protected one."""
         there = slots.positions[n, g]
         pages = there[held] // self.page
         safe = {(self.columns - self.padding[n] - 1) // self.page}

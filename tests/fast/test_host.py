@@ -259,7 +259,7 @@ def test_a_part_on_the_host_is_said_once(caplog, monkeypatch):
         port.port(POLICIES["budget"])
         port.port(methods.get("h2o", 8))
     said = [record.getMessage() for record in caplog.records]
-    assert [text.partition(" has no twin")[0] for text in said] == ["Fading", "Growing"]
+    assert [text.partition(" has no PyTorch")[0] for text in said] == ["Fading", "Growing"]
     assert "slow" in said[0]
 
 
@@ -268,7 +268,7 @@ def test_a_precision_without_a_twin_is_refused_with_what_to_write():
         pass
 
     unheard = replace(methods.get("h2o", 8), precision=Rounded())
-    with pytest.raises(ValueError, match=r"Rounded has no twin .* @twin_of\(Rounded\)"):
+    with pytest.raises(ValueError, match=r"Rounded has no PyTorch .* @twin_of\(Rounded\)"):
         port.port(unheard)
 
 

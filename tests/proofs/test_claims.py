@@ -145,6 +145,6 @@ def test_claims_are_chosen_by_tag_in_the_order_of_the_file():
 def test_claims_are_counted_by_kind():
     chosen = claims(None, ["CA-1", "CA-2c", "CA-9", "CA-3", "LE-13"])
     assert count(chosen) == (
-        "1 of 3 printed claims refuted and 1 not found on all of our models; readings: 1; "
+        "1 of 3 printed claims refuted and 1 not found on all of our models; interpretations: 1; "
         "findings of ours: 1"
     )

@@ -104,8 +104,8 @@ export class AhaKV extends Method {
   static id = "ahakv";
   static title = "AhaKV";
   static options = {
-    recent: whole(32, 1, 64, "Newest entries that are safe; as many rows are summed."),
-    sinks: whole(0, 0, 32, "First tokens of the text that are safe."),
+    recent: whole(32, 1, 64, "Newest entries that are protected; as many rows are summed."),
+    sinks: whole(0, 0, 32, "First tokens of the text that are protected."),
     gain: choice("step", ["step", "measured", "none"],
       "measured: divide by the logits' own standard deviation; none: ordinary softmax."),
     gain_in_decode: choice("absolute", ["absolute", "cache", "none"],

@@ -80,7 +80,7 @@ function lengths(rows) {
   return reduceRows(rows.map((row) => row.map((x) => x * x)), "sum").map(Math.sqrt);
 }
 
-/** CAOTE around any score. */
+/** CAOTE applied to any score. */
 export class EvictionError extends Score {
   constructor(base, options) {
     super();

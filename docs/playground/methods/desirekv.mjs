@@ -49,7 +49,7 @@ export class OutsideWindow extends Protect {
   constructor(window, doubt) {
     super();
     Object.assign(this, { window, doubt });
-    this.says = `The prompt and the newest ${window.selector} entries are safe${
+    this.says = `The prompt and the newest ${window.selector} entries are protected${
       window.scope === "window" ? ", and what was decided before" : ""}; so is a token that follows a moment of doubt.`;
   }
 

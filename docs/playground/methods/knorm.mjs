@@ -19,7 +19,7 @@ export class Knorm extends Method {
   static id = "knorm";
   static title = "Knorm";
   static options = {
-    recent: whole(0, 0, 64, "Newest entries that are safe."),
+    recent: whole(0, 0, 64, "Newest entries that are protected."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
   };
 

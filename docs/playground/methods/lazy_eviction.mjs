@@ -84,7 +84,7 @@ export class LazyEviction extends Method {
   static id = "lazy_eviction";
   static title = "LazyEviction";
   static options = {
-    window: whole(25, 1, 64, "Generated tokens between two evictions; as many newest entries are safe."),
+    window: whole(25, 1, 64, "Generated tokens between two evictions; as many newest entries are protected."),
     threshold: real(5e-4, 1e-5, 0.5, "Attention from which on an entry is activated.", { logarithmic: true }),
     h1: choice("sigmoid", Object.keys(DECREASING), "Form of H1, which falls with the time since the last activation."),
     h2: choice("sigmoid", Object.keys(DECREASING), "Form of H2, which falls with the longest interval."),

@@ -95,7 +95,7 @@ export class OpenPage extends Protect {
   constructor(page, pinPrompt) {
     super();
     Object.assign(this, { page, pinPrompt });
-    this.says = `The newest page is safe${pinPrompt ? ", and the pages of the prompt are" : ""}.`;
+    this.says = `The newest page is protected${pinPrompt ? ", and the pages of the prompt are" : ""}.`;
   }
 
   safe(seen) {
@@ -138,7 +138,7 @@ export class RaaS extends Method {
   static options = {
     threshold: real(1e-4, 1e-5, 0.5, "Attention from which on an entry counts as used.", { logarithmic: true }),
     share: real(null, 0.05, 1, "Stamp this share of the entries at every step instead of using the threshold.", { none: true }),
-    pin_prompt: flag(true, "Whether all tokens of the prompt are safe."),
+    pin_prompt: flag(true, "Whether all tokens of the prompt are protected."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
     page: whole(null, 1, 16, "Decide over pages of so many positions; none: entries.", { none: true }),
   };

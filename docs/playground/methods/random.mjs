@@ -65,7 +65,7 @@ export class Random extends Method {
   static id = "random";
   static title = "Random";
   static options = {
-    recent: whole(0, 0, 64, "Newest entries that are safe."),
+    recent: whole(0, 0, 64, "Newest entries that are protected."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
     ...DRAWING,
   };

@@ -61,7 +61,7 @@ export class RKV extends Method {
   static title = "R-KV";
   static options = {
     mix: real(0.07, 0, 1, "Weight λ of importance."),
-    window: whole(8, 1, 32, "Last queries that decide; as many newest entries are safe."),
+    window: whole(8, 1, 32, "Last queries that decide; as many newest entries are protected."),
     kernel: whole(7, 1, 15, "Neighbours of the max pooling; odd."),
     similarity: real(0.5, 0, 1, "Cosine T from which on two keys count as similar."),
     every: whole(128, 1, 128, "Tokens seen between two evictions."),

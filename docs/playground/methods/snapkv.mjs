@@ -35,7 +35,7 @@ export class SnapKV extends Method {
   static id = "snapkv";
   static title = "SnapKV";
   static options = {
-    window: whole(64, 1, 64, "Last queries that decide; as many newest entries are safe."),
+    window: whole(64, 1, 64, "Last queries that decide; as many newest entries are protected."),
     kernel: whole(5, 1, 15, "Neighbours of the pooling; odd."),
     pooling: choice("mean", ["mean", "max"], "What is taken of the neighbours."),
     border: choice("zero", ["zero", "shrink"], "What lies beyond the border of a mean: zeros, or nothing (shrink)."),

@@ -9,7 +9,7 @@ export class StreamingLLM extends Method {
   static id = "streaming_llm";
   static title = "StreamingLLM";
   static options = {
-    sinks: whole(4, 0, 32, "First tokens of the text that are safe."),
+    sinks: whole(4, 0, 32, "First tokens of the text that are protected."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
     reposition: flag(false, "Rotate keys and queries to their index inside the cache."),
   };

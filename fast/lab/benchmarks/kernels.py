@@ -137,13 +137,13 @@ def _caote_cases(size: Size) -> Iterator[Case]:
         h = size.attention(rows)
         output = h @ values.float()
         errors = size.rows * (size.vector_bytes + 8 * rows + 4)
-        name = f"CAOTE around {base}"
+        name = f"CAOTE applied to {base}"
         anew = partial(eviction_errors, h, values)
         yield size.case(name, anew, errors + size.rows * (size.vector_bytes + 4 * rows))
         given = partial(eviction_errors, h, values, output=output)
         yield size.case(f"{name}, output given", given, errors, name)
     fast = partial(eviction_errors, size.attention(1), values, fast=True)
-    yield size.case("FastCAOTE around H2O", fast, size.rows * (2 * size.vector_bytes + 16))
+    yield size.case("FastCAOTE applied to H2O", fast, size.rows * (2 * size.vector_bytes + 16))
 
 
 def _keep_cases(size: Size) -> Iterator[Case]:

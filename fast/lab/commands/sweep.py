@@ -28,7 +28,7 @@ from kvlab.reference.methods import UnknownMethodError
 
 class _SweepSettings(Json):
     configuration: Annotated[Path, typer.Argument()]
-    """TOML file; docs/sweep.md lists its keys."""
+    """TOML file; docs/evaluate.md lists its keys."""
     out: Path | None = None
     """Directory of plan, results and report; default: kvlab-sweep/NAME."""
     methods: str | None = None

@@ -1,4 +1,4 @@
-"""``kvlab view``: one HTML page that plays what methods keep. Needs the reference alone."""
+"""``kvlab view``: one HTML page that plays a text token by token. Needs the reference alone."""
 
 from dataclasses import asdict
 from pathlib import Path

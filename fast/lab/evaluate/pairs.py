@@ -179,12 +179,11 @@ def leaders(rows: Sequence[Row], measure: Measure) -> dict[Any, frozenset[str]]:
     }
 
 
+FIRST = Column("1st", "first", bold=lambda test: test.verdict == test.first)
+SECOND = Column("2nd", "second", bold=lambda test: test.verdict == test.second)
 TESTS = (
-    Column("1st", "first"),
-    Column("2nd", "second"),
-    Column(
-        "verdict: better", "verdict", bold=lambda test: test.verdict in (test.first, test.second)
-    ),
+    FIRST,
+    SECOND,
     Column("of", "measure"),
     Column("budget"),
     Column("1st mean", lambda test: _mean(test, test.first_mean)),
@@ -196,8 +195,8 @@ TESTS = (
     Column("Holm", "p_adjusted", lambda p: _p(p)),
 )
 SHORT = (
-    Column("1st", "first", bold=lambda test: test.verdict == test.first),
-    Column("2nd", "second", bold=lambda test: test.verdict == test.second),
+    FIRST,
+    SECOND,
     Column("budget"),
     Column("difference", lambda test: _difference(test)),
     Column("p (Holm)", "p_adjusted", lambda p: _p(p)),
@@ -205,11 +204,12 @@ SHORT = (
 """What a terminal has room for; the method that is shown to be better is bold."""
 
 TESTS_CAPTION = (
-    "Yes or no (solved, found): means are shares; only 1st, only 2nd: units with a yes of one "
-    f"alone; difference: 2nd less 1st in points, with Tango's {LEVEL:.0%} score interval; p: "
-    "McNemar's exact test. Other measures: difference of the means over the units, with the "
-    f"{LEVEL:.0%} bootstrap interval; p: permutation test that flips signs. Both p are two-sided; "
-    "Holm: adjusted over all rows of the measure. The intervals are not adjusted."
+    "Bold: significantly better. Yes or no (solved, found): means are shares; only 1st, only 2nd: "
+    "units with a yes of one alone; difference: 2nd less 1st in points, with Tango's "
+    f"{LEVEL:.0%} score interval; p: McNemar's exact test. Other measures: difference of the means "
+    f"over the units, with the {LEVEL:.0%} bootstrap interval; p: permutation test that flips "
+    "signs. Both p are two-sided; Holm: adjusted over all rows of the measure. The intervals are "
+    "not adjusted."
 )
 """What the columns of the table of tests mean."""
 

@@ -138,7 +138,7 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     sweep, run = stored.plan.sweep, stored.run
     missing, total = len(stored.missing()), sum(1 for _ in stored.plan.jobs())
     state = f"{missing} of {total} jobs are missing; a seed counts once all its jobs are done."
-    yield Heading("Report of a sweep", 1)
+    yield Heading(f"Results of the sweep “{stored.directory.resolve().name}”", 1)
     yield Text(
         f"{counted(len(sweep.methods), 'method')}, {counted(len(summaries), 'task')}, "
         f"{sweep.backend} backend. "
@@ -194,10 +194,10 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     along = {measure.name for measure in ALONG}
     if tests := [test for test in each.tests if test.measure not in along]:
         yield Heading("Pairs on the same problems", 3)
-        yield tabulate(tests, TESTS, words=4)
+        yield tabulate(tests, TESTS, words=3)
         yield Text(f"{TESTS_CAPTION} Pairs of error and KL are in the CSV and JSON files.")
     if budgeted:
-        yield Heading("What it cost and what it spoiled", 3)
+        yield Heading("Memory, errors and time", 3)
         yield tabulate(budgeted, (METHOD, Column("budget", marked_budget), *figures))
     yield Text(FIGURES_CAPTION)
 
@@ -366,7 +366,7 @@ def _solved_over(
 
 
 def is_of_the_papers(spec: str) -> bool:
-    """Say whether a method, or the method wrapped around it, comes from one of the four papers."""
+    """Say whether a method, or the method that wraps it, comes from one of the four papers."""
     if spec == ORACLE:
         return False
     sources = {name: facts["source"] for name, facts in registry.describe().items()}
