@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 fb8fe1e7
+# ---
+
 # %% [markdown]
 # # 00 The KV cache, and why it hurts
 #
@@ -47,8 +52,8 @@ print("bytes, all layers     ", session.nbytes)
 # %% [markdown]
 # ## What it saves
 #
-# The cache is no approximation: reading prompt and solution at once gives the same logits up to
-# rounding. Without a cache every single token would cost this reading of the whole text.
+# The cache is exact: reading prompt and solution at once gives the same logits, up to rounding.
+# Without a cache, every new token would cost this reading of the whole text.
 
 # %%
 at_once, _ = advance(prefill(model, methods.get("full"), prompt)[1], solution)
@@ -72,7 +77,7 @@ print("measured:", session.nbytes / session.seen)
 
 # %% [markdown]
 # The table does the same arithmetic for real models, from their published configurations. Llama 2
-# 7B has one KV head per query head. The other models let several query heads share one KV head
+# 7B has one KV head per query head. In the other models several query heads share one KV head
 # (*grouped-query attention*), which divides the cache by the size of the group. **Predict first:**
 # how many texts of 32,768 tokens weigh as much as Llama 3.1 8B itself?
 
@@ -81,7 +86,8 @@ costs.cache_sizes(list(SHAPES.values()), tokens=32768)
 
 # %% [markdown]
 # The last column is the number of tokens, of all users together, whose cache weighs as much as the
-# model. Llama 3.1 8B reaches it with four such texts.
+# model. Llama 3.1 8B reaches it with four such texts. **Predict first:** which models serve 32 such
+# texts on one H200 of 141 GB?
 
 # %%
 from kvlab.reference import HARDWARE
@@ -92,9 +98,10 @@ costs.memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
 # %% [markdown]
 # ## Why it gets slower
 #
-# A step of decoding does little arithmetic, so its time goes into *reading* all weights, once for
-# the whole batch, and the cache of every sequence. `kvlab plan` divides these bytes by the
-# bandwidth, which is a roofline and no measurement.
+# A step of decoding does little arithmetic. Its time goes into *reading* all weights, once for the
+# whole batch, and the cache of every sequence. `kvlab plan` divides these bytes by the bandwidth,
+# so its figures are estimates (a *roofline*) and not measurements. **Predict first:** what takes
+# longer after 16,384 tokens, attention or everything else?
 
 # %%
 from kvlab.reference import Plan
@@ -121,9 +128,9 @@ plans = {
 costs.servings(plans)
 
 # %% [markdown]
-# **In three lines.** The cache holds a key and a value per token, layer and KV head. It outgrows
-# the weights, and reading it takes the time of a step. The other notebooks ask which entries can be
-# evicted, or kept less precisely, before the model gives wrong answers.
+# **In three lines.** The cache holds a key and a value per token, layer and KV head. In long texts
+# it outgrows the weights, and reading it takes most of a step's time. The other notebooks ask which
+# entries can be evicted, or kept less precisely, before the model gives wrong answers.
 #
 # ## Exercises
 #

@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 a74c6de7
+# ---
+
 # %% [markdown]
 # # 01 Four questions
 #
@@ -26,11 +31,12 @@ policies = [methods.get(spec, 120) for spec in specs]
 replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 
 # %% [markdown]
-# Read down a column: `caote:h2o` is CAOTE applied to H2O's scores, and differs from H2O in nothing
-# else. KIVI keeps every entry and answers the last question only.
+# Read down a column: `caote:h2o` is CAOTE applied to H2O's scores, and it differs from H2O in the
+# score alone. KIVI keeps every entry and answers only the last question.
 #
-# H2O adds up the attention that every entry has received and keeps the heaviest entries. The newest
-# half of the budget is protected. These are its answers with their parameters.
+# H2O adds up the attention that every entry has received, and keeps the entries with the largest
+# sums. The newest half of the budget is protected. These are its four answers with their
+# parameters.
 
 # %%
 h2o = methods.get("h2o", 120)
@@ -61,10 +67,10 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
 # %% [markdown]
 # ## Watch it evict
 #
-# A *trace* holds what every layer was handed while the model wrote with the full cache. A replay
-# asks any policy what it would have kept, without running the model again. Each line below is one
-# entry, from the token that made it to the token after which it was evicted. The red line is the
-# end of the prompt.
+# A *trace* holds what every layer computed while the model wrote with the full cache. A replay asks
+# any method what it would have kept, without running the model again. Each line below is one entry,
+# from the token that made it to the token after which it was evicted. The red line is the end of
+# the prompt. **Predict first:** which part of the prompt does H2O evict?
 
 # %%
 from kvlab.reference import record_trace, replay
@@ -79,13 +85,13 @@ replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.pr
 # StreamingLLM keeps the first and the last entries. H2O evicts from the middle, because the newest
 # half of the budget is protected and the oldest entries had more time to collect attention
 # (notebook 03). TOVA reads the attention of the current token alone and protects no entry.
-# LazyEviction decides every 16 tokens only. The text below shows what one KV head still holds at
+# LazyEviction decides only every 16 tokens. The text below shows what one KV head still holds at
 # the last token, with a dot for each evicted entry:
 
 # %%
 tokens = [tokenizer.id_to_token(int(token)).replace("\n", "⏎") for token in trace.tokens]
 last = len(tokens) - 1
-for name in shown[:3]:
+for name in ("h2o", "tova"):
     present = fates[name].present(last)[0]
     words = [token if kept else "·" for token, kept in zip(tokens, present, strict=True)]
     print(f"{name}:", *words)
@@ -93,34 +99,20 @@ for name in shown[:3]:
 # %% [markdown]
 # ## Change one answer
 #
-# An ablation replaces one answer. The table has H2O that decides every 16 tokens, H2O, CAOTE
-# applied to H2O's scores, LazyEviction with a protection of its own, and the control `random:h2o`,
-# which is random eviction with H2O's protection, on 4 programs at 70 %. **Predict first:** how much
-# of H2O is its score?
+# An ablation replaces one answer. The table has five methods on 4 programs at 70 %: the control
+# `random:h2o` (random eviction with H2O's protection), H2O, H2O that decides every 16 tokens, CAOTE
+# applied to H2O's scores, and LazyEviction with a protection of its own. **Predict first:** how
+# many of the programs does random eviction with H2O's protection solve?
 
 # %%
-from kvlab.fast.lab.sweep.compare import compare
-from kvlab.fast.lab.sweep.plan import Sweep
-from study import stored
+from classroom import try_methods
 
 specs = ("random:h2o", "h2o", "h2o@every=16", "caote:h2o", shown[3])
-short = "jumps@fewest=18,most=22"
-comparison = compare(
-    Sweep(
-        specs,
-        ("70%",),
-        problems=4,
-        tasks=(short,),
-        backend="reference",
-        measured=1,
-        to_first_error=True,
-    )
-)
-stored.results(comparison.summary)
+try_methods(specs, ["70%"])
 
 # %% [markdown]
-# The intervals are wide, because 4 programs are few: what differs by 25 points here may not differ
-# at all. `kvlab compare --problems 200` makes them seven times narrower.
+# The brackets hold 95 % intervals. They are wide, because 4 programs are few, so a difference of 25
+# points may be luck. With `kvlab compare --problems 200` they are seven times narrower.
 #
 # **In three lines.** A method answers four questions. Replacing one answer shows what it is worth.
 # A score is worth something if it beats random eviction with the same protection.

@@ -1,12 +1,17 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 f9c5cb1a
+# ---
+
 # %% [markdown]
 # # 02 CAOTE: from the equation to the proof
 #
-# **Question:** if one entry has to leave, which one is missed least, and can one know without
-# trying all of them?
+# **Question:** if one entry has to leave, which one is missed least? And can a method know that
+# without trying every entry?
 #
 # Attention mixes values: the output is $X = \sum_i \alpha_i v_i$ with weights that add up to 1. An
-# entry with a small weight looks dispensable. But an entry with a small weight and a value far from
-# all others may be missed more than one with a larger weight and an ordinary value.
+# entry with a small weight looks dispensable. But its value may be far from all others, and then it
+# can be missed more than an entry with a larger weight and an ordinary value.
 #
 # ## Three entries
 #
@@ -26,9 +31,9 @@ evictions.scores_by_entry(alpha, values)
 
 # %% [markdown]
 # The last column is found by brute force: the entry is taken away, the softmax runs again over the
-# others, and the distance of the outputs is measured. By its weight entry 0 would be evicted, which
-# moves the output by 0.9. Entry 1 moves it by 0.16. CAOTE's score *is* that column, without brute
-# force.
+# others, and the distance of the two outputs is measured. By its weight entry 0 would be evicted,
+# which moves the output by 0.9. Evicting entry 1 moves it by 0.16 only. CAOTE's score *is* that
+# column, without brute force.
 #
 # ## The equation
 #
@@ -45,8 +50,9 @@ evictions.scores_by_entry(alpha, values)
 #
 # ## The proof
 #
-# kvlab checks what papers claim by running it. Some rows are algebra for every size, the others
-# hold on the domain that they state. `kvlab prove --paper caote` runs all of them.
+# kvlab checks what papers claim by running it. The rows below are claims of the paper: some are
+# algebra for every size, the others hold on the domain that they state. `kvlab prove --paper caote`
+# runs all of them. **Predict first:** does every claim hold?
 
 # %%
 from kvlab.reference.models import reasoner_directory
@@ -56,7 +62,8 @@ tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-
 checks.verdicts("caote", tags)
 
 # %% [markdown]
-# CA-8d does not hold as printed. FastCAOTE puts the plain mean of all values in the place of $X$:
+# CA-8d does not hold as printed. It is about FastCAOTE, which uses the plain mean of all values in
+# place of $X$:
 
 # %%
 print(checks.explanation("CA-8d"))
@@ -64,8 +71,8 @@ print(checks.explanation("CA-8d"))
 # %% [markdown]
 # ## On real attention
 #
-# The picture has all entries that one query of the embedded reasoner sees in layer 3: the weight on
-# the left, CAOTE's score on the right, both against the recomputed change of the output.
+# The picture has all entries that one query of the embedded reasoner sees in layer 3. Both panels
+# show the recomputed change of the output, over the weight (left) and over CAOTE's score (right).
 
 # %%
 from kvlab.reference import observe_heads
@@ -76,10 +83,10 @@ query = 180
 evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: query + 1])
 
 # %% [markdown]
-# The weight is no bad guess, because it varies over ten orders of magnitude and distances of values
-# over one. Now every query from token 40 on, in all 16 heads, evicts a share of the entries that it
-# sees, once by weight and once by CAOTE's score. **Predict first:** by how much does the output
-# change less?
+# The weight is a good guess, because it varies over ten orders of magnitude, and distances of
+# values vary over one. Now every query from token 40 on, in all 16 heads, evicts a share of the
+# entries that it sees, once by weight and once by CAOTE's score. **Predict first:** how much less
+# does the output change under CAOTE?
 
 # %%
 evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
@@ -87,56 +94,46 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # %% [markdown]
 # Within a single step the gain is small: nine of ten evicted entries are the same, and the output
 # changes about a tenth less. In some steps CAOTE does worse, because it adds up what single
-# evictions cost, and several at once are not the sum of their parts (CA-4c).
+# evictions cost, and the cost of several evictions at once is not that sum (CA-4c).
 #
-# A model writes many tokens, and an evicted entry never comes back. The next table has the shares
-# of 300 jump programs that the embedded model solves, as stored in `docs/study/results/study`.
-# Random eviction under the same protection is the control: `random:h2o` of the methods that protect
-# the newest half as H2O does, `random` of those that protect nothing:
+# A model writes many tokens, and an evicted entry never comes back. The next picture has the shares
+# of 300 jump programs that the embedded model solves (stored in `docs/study/results/study`). The
+# controls are grey: `random:h2o` protects the newest half as H2O does, `random` protects nothing.
+# **Predict first:** at 30 % and at 50 % of the entries, how many programs does H2O solve, and how
+# many CAOTE applied to it?
 
 # %%
 from study import stored
 
-specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
-bare = ("h2o@recent=0", "caote:h2o@recent=0")
 controls = ("random:h2o", "random")
-stored.results(stored.stored_summary("study"), (*controls, *specs, *bare), ("30%", "50%"))
+applied = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
+bare = ("h2o@recent=0", "caote:h2o@recent=0")
+stored.solved(stored.stored_summary("study"), (*controls, *applied, *bare), ("30%", "50%"))
 
 # %% [markdown]
 # Applied to H2O, which protects the newest half of its budget, CAOTE makes a large difference at 30
 # % of the entries. At 50 % H2O solves most programs by itself. Without protected tokens
-# (`recent=0`) nothing is solved with or without CAOTE, and neither is anything when CAOTE is
-# applied to TOVA. Does CAOTE bring the attention output closer to the full cache's? The next cell
-# measures two short programs:
+# (`recent=0`) H2O solves nothing, with or without CAOTE, and TOVA solves nothing either way. Does
+# CAOTE bring the attention output closer to the full cache's? The next cell measures two short
+# programs. *error* is the mean distance of the attention output from full attention, and *KL* says
+# how far the distribution of the next token moves. **Predict first:** which of the two does CAOTE
+# reduce?
 
 # %%
-from kvlab.fast.lab.sweep.compare import compare
-from kvlab.fast.lab.sweep.plan import Sweep
+from classroom import try_methods
 
-stored.results(
-    compare(
-        Sweep(
-            specs,
-            ("50%",),
-            problems=2,
-            measured=2,
-            to_first_error=True,
-            tasks=("jumps@fewest=18,most=22",),
-            backend="reference",
-        )
-    ).summary
-)
+try_methods(applied, ["50%"], problems=2, measured=2)
 
 # %% [markdown]
-# In both tables *error*, the mean distance of the attention output from full attention, is about
-# the same for H2O with and without CAOTE. What differs is *KL*, how far the next token's
-# distribution moves. So *where* the error is made counts more than its mean.
+# For H2O, *error* is about the same with and without CAOTE, and *KL* is a thirtieth. So *where* the
+# error is made matters more than its mean.
 #
 # ## Where arithmetic bends
 #
 # In float32 the printed formula fails when one entry has nearly all attention, which is common: the
-# factor $1/(1-\alpha_j)$ explodes while $X - v_j$ vanishes. The same error computed from the output
-# $X'_{-j}$ of the other entries is stable: $c_j = \alpha_j \lVert X'_{-j} - v_j \rVert$.
+# factor $1/(1-\alpha_j)$ explodes while $X - v_j$ vanishes. The same error can be computed from the
+# output $X'_{-j}$ of the other entries, which is stable: $c_j = \alpha_j \lVert X'_{-j} - v_j
+# \rVert$.
 
 # %%
 from kvlab.reference.proofs.caote import printed_float32, relative_error, stable_float32
@@ -150,8 +147,8 @@ for gap in (5, 10, 15, 30):
 # `reference/methods/caote.py`) uses the stable form for that entry only.
 #
 # **In three lines.** CAOTE's score is the exact change of the output when one entry leaves. Within
-# a step it gains little, but mistakes add up while a model writes. At 30 % of the entries it solves
-# far more programs than H2O with the same protection. At 50 % both solve most.
+# one step it gains little, but mistakes add up while a model writes. With H2O's protection it
+# solves far more programs than H2O at 30 % of the entries, and at 50 % both solve most.
 #
 # ## Exercises
 #

@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 9d863f35
+# ---
+
 # %% [markdown]
 # # 03 AhaKV: positional bias, entropy, and where the theory bends
 #
@@ -37,15 +42,15 @@ bias.accumulated_attention(
 
 # %% [markdown]
 # Eq. 4 describes the exchangeable attention exactly. In the real model accumulated attention falls,
-# too, but single entries and heads differ by far more than the trend, because positions are not
+# too. But single entries and heads differ by far more than the trend, because positions are not
 # exchangeable there (claim AK-10).
 #
 # ## The bias, at work
 #
-# What do methods keep when nothing distinguishes the entries? H2O keeps the beginning, most clearly
-# without its protected recent half (`recent=0`). AhaKV sums over the last 32 rows and keeps all
-# stretches before its protected ones alike. Below are the shares of the prompt's four quarters that
-# stay.
+# What do methods keep when nothing distinguishes the entries? The next cell prints the shares of
+# the prompt's four quarters that stay, for H2O without and with its protected newest half
+# (`recent=0` removes it), and for AhaKV with the sum over the last 32 rows and over all rows.
+# **Predict first:** which method keeps all quarters alike?
 
 # %%
 from kvlab.reference import methods, replay
@@ -69,7 +74,7 @@ quarters = np.arange(144).reshape(4, 36)
 #
 # $$E[H] \approx \ln i - \frac{s^2}{2}$$
 #
-# so attention gets flatter as $i$ grows. The formula holds until $s^2 = 2 \ln i$, beyond which a
+# so attention gets flatter as $i$ grows. The formula holds until $s^2 = 2 \ln i$. Beyond that, a
 # handful of tokens has all the weight (the *random energy model* of physics). Dots are simulations,
 # lines the formula.
 
@@ -77,9 +82,9 @@ quarters = np.arange(144).reshape(4, 36)
 bias.entropy_phases((64, 512, 4096))
 
 # %% [markdown]
-# The paper multiplies logits by a gain so that $e^{E[H]}$ becomes the budget $k$:
-# $\sqrt{2 \ln (i/k)}$ on the usual logits (SG-softmax, Eq. 12), for the score alone. **Predict
-# first:** does it reach $k$ for small and for large budgets?
+# The paper multiplies logits by a gain so that $e^{E[H]}$, the effective number of tokens, becomes
+# the budget $k$: $\sqrt{2 \ln (i/k)}$ on the usual logits (SG-softmax, Eq. 12), for the score
+# alone. **Predict first:** does it reach $k$ for small and for large budgets?
 
 # %%
 from kvlab.reference.proofs.ahakv import mean_entropy, step_gain
@@ -89,9 +94,9 @@ for k in (16, 64, 256, 720):
     print(f"i = 4096, k = {k}: {np.exp(entropy):.0f} effective tokens")
 
 # %% [markdown]
-# The gain reaches $k$ for large budgets only. The reason is a quantity that the paper does not
-# mention, $k^2/i$, the number of tokens that share the *collision* probability: where it comes near
-# 1 there are not enough samples to carry the weight.
+# The gain reaches $k$ for large budgets only. The reason is $k^2/i$, which the paper does not
+# mention: it is the number of tokens that share the *collision* probability. Where it comes near 1,
+# there are not enough samples to carry the weight.
 #
 # The table has what the theory claims, checked:
 
@@ -102,17 +107,18 @@ tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-
 checks.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
-# Two claims are worth reading twice. AK-2c: sharpening and the value prior lessen the bias a
-# little, and only where $k$ is a small part of the text; recent accumulation alone removes it.
-# AK-9: while decoding only B entries compete, wherever the text is, and neither interpretation of
+# Two claims are worth reading twice. AK-2c: sharpening and the value prior reduce the bias a
+# little, and only where $k$ is a small part of the text, while recent accumulation alone removes
+# it. AK-9: while decoding, only B entries compete, wherever the text is, and no interpretation of
 # $i$ gives the promised k.
 #
 # ## Does it help?
 #
-# The table has the share of 200 problems of chained arithmetic that the reasoner solves under
-# AhaKV, AhaKV without each of its three parts, and H2O (`docs/study/results/ablations`). AhaKV
-# protects 16 entries and H2O the newest half of its budget, so each has its own control: random
-# eviction under the same protection, `random:h2o@recent=16` and `random:h2o`.
+# The picture has the share of 200 problems of chained arithmetic that the reasoner solves under
+# AhaKV, under AhaKV without each of its three parts, and under H2O
+# (`docs/study/results/ablations`). AhaKV protects 16 entries and H2O the newest half of its budget,
+# so each has its own control (grey): `random:h2o@recent=16` and `random:h2o`. **Predict first:**
+# which part of AhaKV matters most?
 
 # %%
 from study import stored
@@ -120,11 +126,12 @@ from study import stored
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")
 specs = (base, *(f"{base},{part}" for part in parts), "random:h2o@recent=16", "h2o", "random:h2o")
-stored.results(stored.stored_summary("ablations"), specs, ("70%", "85%"))
+stored.solved(stored.stored_summary("ablations"), specs, ("70%", "85%"))
 
 # %% [markdown]
-# At 85 % AhaKV solves more than H2O. At 70 % it solves next to nothing, and summing over *all* rows
-# helps, because in a text whose facts stand first a bias towards early tokens is useful.
+# At 85 % AhaKV solves more than H2O, which does worse than its own control. At 70 % AhaKV solves
+# nothing. There, summing over *all* rows helps, because the facts stand first in these texts, and a
+# bias towards early tokens keeps them.
 #
 # **In three lines.** Accumulated attention favours old entries, and recent rows alone remove the
 # bias. The step gain reaches its target for large budgets only. Whether a bias hurts depends on

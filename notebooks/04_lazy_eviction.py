@@ -1,11 +1,16 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 ae4ce8e4
+# ---
+
 # %% [markdown]
 # # 04 LazyEviction: tokens that matter again
 #
-# **Question:** a model that reasons looks at a fact once, then not at all for a hundred tokens,
-# then it needs it again. Can an eviction policy see that coming?
+# **Question:** a model that reasons reads a fact once, ignores it for a hundred tokens, and then
+# needs it again. Can an eviction policy see that coming?
 #
 # LazyEviction calls this *token importance recurrence*. It waits before it evicts, and it remembers
-# how long each entry's longest absence was.
+# the longest absence of each entry.
 #
 # ## See it
 #
@@ -42,9 +47,9 @@ recurrence.attention_map(rows, trace.prompt, [each.position for each in mine])
 recurrence.lifelines(rows, mine, words)
 
 # %% [markdown]
-# `c4` is a value, but `a`, `b` and `d` are register names and `=` is a sign: the text does not tell
-# which tokens matter again. The next cell lists the values and labels that came back most often,
-# over all heads:
+# `c4` is a value, but `a`, `b` and `d` are register names and `=` is a sign, so the text alone does
+# not tell which tokens matter again. The next cell lists the values and labels that came back most
+# often, over all heads:
 
 # %%
 print(problem.prompt.strip())
@@ -59,7 +64,7 @@ for each in most_recurring(facts, count=5, gap=16):
 # An entry is *activated* by a token that gives it at least $\alpha$ of its attention. Its *maximum
 # recurrence interval*, MRI, is the longest time between two activations, birth included (Eq. 1).
 # The next picture is over 8 problems of the other embedded model, the *reasoner* of chained
-# arithmetic, whose texts have 200 tokens:
+# arithmetic, whose texts have 200 tokens. **Predict first:** how long is the MRI of most entries?
 
 # %%
 from kvlab.reference import intervals
@@ -69,10 +74,10 @@ recurrence.interval_histogram(longest)
 
 # %% [markdown]
 # Finding 2 of the paper: more than 95 % of the tokens become important again (MRI above 1), for
-# $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. Here the share is just above that at $10^{-4}$ and
+# $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. Here the share is just above 95 % at $10^{-4}$ and
 # just below it at $5 \cdot 10^{-4}$ (claim LE-13). But at so small an $\alpha$ half of the entries
-# are never out of sight for more than a few tokens, so this is hardly importance. With a larger
-# $\alpha$ fewer tokens recur:
+# are activated every few tokens, so this is hardly importance. With a larger $\alpha$ fewer tokens
+# recur:
 
 # %%
 for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
@@ -81,8 +86,8 @@ for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
     print(f"α = {threshold:g}: MRI > 1 for {recur:.1%}, never activated {never:.1%}")
 
 # %% [markdown]
-# Finding 3: most MRIs are far shorter than the output. The window W is the MRI below which 80 % of
-# the entries lie, 175 of 8,000 tokens in the paper. Here it is about 35 of 100 at $\alpha = 0.01$
+# Finding 3: most MRIs are far shorter than the output. The paper sets the window W to the MRI below
+# which 80 % of the entries lie: 175 of 8,000 tokens. Here it is about 35 of 100 at $\alpha = 0.01$
 # (claim LE-14), so waiting is expensive in such short texts.
 #
 # ## Score it
@@ -101,15 +106,15 @@ from kvlab.reference.proofs.lazy_eviction import code_h2, printed_h2
 {mri: (f"code {code_h2(mri):.3f}", f"paper {printed_h2(mri):.3f}") for mri in (2, 4, 8, 16)}
 
 # %% [markdown]
-# $H_2$ tells entries apart up to an MRI of about 8 only, so most of the choice is $H_1$'s.
+# $H_2$ tells entries apart only up to an MRI of about 8, so $H_1$ decides most of the time.
 #
 # ## Wait, or not?
 #
-# LazyEviction brings a score, and waiting. A synthetic trace separates them: 32 entries come back
-# for ever, 80 % of them within 64 tokens, and all others are used five times and never again. A
-# method that waits 64 tokens holds up to 64 entries more in between, so all methods have the same
-# number of entries at their fullest. `hits` is the share of returns at which the entry was still
-# there. **Predict first:** does waiting alone find what recurs, or the score alone?
+# LazyEviction has two parts, a score and waiting. A synthetic trace separates them: 32 entries come
+# back for ever, 80 % of them within 64 tokens, and all others are used five times and never again.
+# A method that waits 64 tokens holds up to 64 entries more in between, so its budget is smaller by
+# 64. `hits` is the share of returns at which the entry was still there. **Predict first:** which
+# finds what recurs: waiting alone, the score alone, or only both?
 
 # %%
 from kvlab.reference import judge, workloads
@@ -131,10 +136,10 @@ replays.judgements(
 )
 
 # %% [markdown]
-# Neither does: without waiting (`window=1`) an entry that was seen once has no interval yet, and is
-# evicted. Both together find nearly everything that recurs. But RaaS, which only remembers when an
-# entry was last activated, does a little better with as many entries. On the trace of the program
-# above, at 70 %:
+# Only both: without waiting (`window=1`) an entry that was seen once has no interval yet, and is
+# evicted. Together they find nearly everything that recurs. But RaaS, which only remembers when an
+# entry was last activated, does a little better with as many entries. The next table is on the
+# trace of the program above, at 70 %. **Predict first:** which window is best there?
 
 # %%
 from kvlab.reference import budget_entries
@@ -155,13 +160,13 @@ replays.judgements(specs, list(judge(trace, policies, threshold=0.01)))
 # (100 %), for which one needs to know the future. Compare `skill` and not `mass`, because a method
 # that waits holds more entries in between.
 #
-# On this one program a window of 8 is level with H2O. The paper's setting (last row, made for
-# thousands of tokens) does worse than random eviction, and so does a window of 48, because a
-# quarter of the entries is then just recent.
+# On this one program a window of 8 does as well as H2O. The paper's setting (last row, made for
+# thousands of tokens) does worse than random eviction. So does a window of 48, because a quarter of
+# the entries is then kept for being recent.
 #
 # **In three lines.** Tokens become important again after long absences. LazyEviction waits, and
-# evicts what stayed away for longer than it used to. In texts of 260 tokens, waiting costs what
-# recurrence gains.
+# evicts entries that have been away for longer than before. In texts of 260 tokens, waiting costs
+# as much as recurrence gains.
 #
 # ## Exercises
 #

@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 b6b8690a
+# ---
+
 # %% [markdown]
 # # 05 DesireKV: two axes, real bits, quadrants
 #
@@ -23,27 +28,12 @@
 # shape?
 
 # %%
-from classroom import Exercises
-from kvlab.reference import (
-    Transformer,
-    generate,
-    load_tokenizer,
-    methods,
-    outliers_and_errors,
-    record_trace,
-)
-from kvlab.reference.models import reasoner_directory
-from kvlab.reference.tasks import reasoning
+from classroom import Exercises, reasoner
+from kvlab.reference import generate, methods, outliers_and_errors
 from study import precision
 
 attempt = Exercises("05_desirekv", globals())
-model = Transformer.from_directory(reasoner_directory())
-tokenizer = load_tokenizer(reasoner_directory())
-problem = reasoning.held_out(1)[0]
-prompt = tokenizer.encode(problem.prompt).ids
-stop = tokenizer.encode(reasoning.END).ids[0]
-trace = record_trace(model, prompt, 160, stop, name="reasoner")
-
+model, prompt, trace = reasoner()
 scores, errors = outliers_and_errors(trace.keys[3], bits=4)
 precision.stored_key(trace.keys[3, 0, scores[0].argmin()], (8, 4, 2))
 
@@ -51,22 +41,23 @@ precision.stored_key(trace.keys[3, 0, scores[0].argmin()], (8, 4, 2))
 precision.stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
 
 # %% [markdown]
-# The *outlier score* (Eq. 6, 7) is the mean distance from the mean of those elements that lie more
-# than 1.5 interquartile ranges outside the quartiles. Does it tell the error? Each dot is one key,
-# and ρ is the rank correlation:
+# The *outlier score* (Eq. 6, 7) takes the elements that lie more than 1.5 interquartile ranges
+# outside the quartiles, and averages their distance from the mean. Does it predict the error? Each
+# dot is one key, and ρ is the rank correlation:
 
 # %%
 precision.outliers_against_errors(trace.keys, bits=4)
 
 # %% [markdown]
-# It does, but many keys have no element beyond the fences and score exactly 0, although their
-# errors differ. The score measures how large outliers are and not how many, though the paper says
-# otherwise (claim DE-3).
+# It does, but many keys have no element that far out and score exactly 0, although their errors
+# differ. The score measures how large outliers are and not how many there are, though the paper
+# says otherwise (claim DE-3).
 #
 # ## Two axes
 #
 # Importance is the mean attention of the last 32 queries, smoothed. The picture has importance and
-# sensitivity in ranks, layer by layer, with the medians that divide the quadrants:
+# sensitivity as ranks, layer by layer, with the medians that divide the quadrants. **Predict
+# first:** are important keys more sensitive?
 
 # %%
 from kvlab.reference import Layer, quadrants
@@ -79,8 +70,9 @@ for name, found in judged.items():
     print(name, found.counts)
 
 # %% [markdown]
-# The two axes have little to do with each other, here as in the paper (R² = 0.018, claim DE-7b).
-# With thresholds at the medians opposite quadrants are always equally full (claim DE-7).
+# They are not: the two axes have little to do with each other, here as in the paper (R² = 0.018,
+# claim DE-7b). Opposite quadrants are always equally full, because the thresholds are medians
+# (claim DE-7).
 #
 # ## Real bits
 #
@@ -110,59 +102,40 @@ for name, layers in caches.items():
     print(f"{name}: {codes:,} bytes of codes, {whole - codes:,} of scales: {bits:.2f} bits each")
 
 # %% [markdown]
-# In papers *average bits* often leaves out scales and zero points. Here they are included, and a
-# group of 32 channels with 32 bits of overhead adds a full bit per element.
+# In papers *average bits* often leaves out scales and zero points. Here they are counted: a group
+# of 32 channels has 32 bits of them, which is a full bit per element.
 #
 # ## What it costs
 #
-# The table has methods whose own rule decides their memory, on jump programs (stored in
-# `docs/study/results/study`), the last three beside their controls. **Predict first:** which solve
-# as much as the full cache?
+# The picture has methods whose own rule decides their memory, on jump programs (stored in
+# `docs/study/results/study`). Grey are controls: random eviction of as many entries. **Predict
+# first:** which methods solve as much as the full cache?
 
 # %%
 from study import stored
 
-controls = (
-    f"random:{spec}" for spec in specs[2:]
-)  # chosen at random, as many entries as the method
-stored.results(stored.stored_summary("study"), (*specs, *controls))
+controls = [f"random:{spec}" for spec in specs[2:]]
+stored.solved(stored.stored_summary("study"), (*specs, *controls))
 
 # %% [markdown]
-# DesireKV solves nothing here, and neither does RPC, which evicts as well. Is eviction to blame, or
-# rounding? `importance_quantile=0` evicts nothing, and 16 bits everywhere round nothing. The next
-# cell measures four short programs:
+# DesireKV solves nothing here, and neither do RPC and DDKS. Is eviction to blame, or rounding?
+# `importance_quantile=0` evicts nothing, and 16 bits everywhere round nothing. The next cell
+# measures four short programs. **Predict first:** which of the two saves the programs?
 
 # %%
-from kvlab.fast.lab.sweep.compare import compare
-from kvlab.fast.lab.sweep.plan import Sweep
+from classroom import try_methods
 
-parameters = "interval=32,selector=8,group=32"
-halves = (
-    f"desirekv@{parameters}",
-    f"desirekv@{parameters},importance_quantile=0",
-    f"desirekv@{parameters},low_bits=16,high_bits=16",
-)
-stored.results(
-    compare(
-        Sweep(
-            halves,
-            (),
-            problems=4,
-            measured=1,
-            to_first_error=True,
-            tasks=("jumps@fewest=18,most=22",),
-            backend="reference",
-        )
-    ).summary
-)
+desirekv = "desirekv@interval=32,selector=8,group=32"
+rounds_only, evicts_only = "importance_quantile=0", "low_bits=16,high_bits=16"
+try_methods([desirekv, f"{desirekv},{rounds_only}", f"{desirekv},{evicts_only}"])
 
 # %% [markdown]
 # In these four programs the bits are harmless. Evicting half of every window fails, because a value
 # that will be needed in 60 tokens seems unimportant now.
 #
 # **In three lines.** Importance and sensitivity to rounding are nearly independent here. Bits have
-# to be counted with their scales. In these programs early eviction costs everything,
-# and rounding far less. (`kvlab prove --paper desirekv` checks the averages that the paper prints.)
+# to be counted with their scales. In these programs early eviction costs everything, and rounding
+# far less.
 #
 # ## Exercises
 #

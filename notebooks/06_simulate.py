@@ -1,13 +1,18 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 2c49eae8
+# ---
+
 # %% [markdown]
 # # 06 Simulate: traces and the oracle
 #
 # **Question:** you have recorded one generation. Which methods would have kept the right entries,
-# and how good could any method be? Neither needs the model again.
+# and how good could any method be? To find out, you need not run the model again.
 #
 # ## A trace
 #
-# A trace holds the queries, keys and values that every layer was handed. `kvlab trace` records one
-# from any Hugging Face decoder; here the embedded model runs a program.
+# A trace holds the queries, keys and values of every layer. `kvlab trace` records one from any
+# Hugging Face decoder; here the embedded model runs a program.
 
 # %%
 from pathlib import Path
@@ -29,10 +34,10 @@ print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 # %% [markdown]
 # ## Judge
 #
-# A replay asks each policy what the model would ask. `mass` is the share of the full cache's
-# attention that falls on kept entries, `error` the relative change of the attention output, `hits`
-# how often an entry was there when it mattered again. **Predict first:** what share of the
-# attention is lost with 30 % of the entries?
+# A replay asks each method what it would keep. `mass` is the share of the full cache's attention
+# that falls on kept entries, `error` the relative change of the attention output, `hits` how often
+# an entry was still there when it mattered again. **Predict first:** what share of the attention is
+# lost if 30 % of the entries leave?
 
 # %%
 from kvlab.reference import budget_entries, judge
@@ -47,9 +52,10 @@ replays.judgements(specs, judged)
 # %% [markdown]
 # ## The oracle
 #
-# `best` is no method but a bound that can be reached: the keep sets with the largest attention
+# `best` is not a method but a bound that can be reached: the keep sets with the largest attention
 # mass, found with the whole future known. Evicted entries cannot come back, so kvlab solves an
-# assignment problem: B slots hold one entry each, and entries take each other's place.
+# assignment problem: each of B slots holds one entry at a time. **Predict first:** when does the
+# best keep set evict an entry?
 
 # %%
 from kvlab.reference import Layer, best_left
@@ -61,7 +67,7 @@ left["best possible"] = best_left(attention, trace.prompt, budget)
 replays.lifetimes(left, trace.prompt)
 
 # %% [markdown]
-# The oracle evicts an entry right after it was needed for the last time.
+# Right after it was needed for the last time.
 #
 # At 70 % the best keep sets hold 98 % of the attention, H2O 96 % and StreamingLLM 94 %. A few
 # percent decide: of 300 longer programs, the embedded model solves 98 % under H2O at 70 % of the
@@ -70,7 +76,7 @@ replays.lifetimes(left, trace.prompt)
 #
 # ## Which method for which text?
 #
-# Synthetic traces of known structure say what a method is made for. The figure is `skill`: 0 % is
+# Synthetic traces of known structure show what a method is made for. The figure is `skill`: 0 % is
 # random eviction, 100 % the best there could be. **Predict first:** which method finds needles?
 
 # %%
@@ -93,18 +99,18 @@ candidates = (
 replays.skills(made, candidates, budget=64)
 
 # %% [markdown]
-# On `recency` the newest entries are all that matters. On `needles`, to which no token attends
-# before the end, no score made of past attention does much better than random eviction.
+# On `recency` only the newest entries matter. On `needles`, no token attends to the needle before
+# the end, so no score made of past attention does much better than random eviction.
 #
-# **In three lines.** A trace lets every method be judged without the model. The oracle says how
-# good a method could be. Attention mass hardly tells methods apart, because one wrong sum ends a
+# **In three lines.** A trace lets every method be judged without the model. The oracle shows how
+# good a method could be. Attention mass hardly separates methods, but a small loss can end a
 # program.
 #
 # ## Exercises
 #
 # **1.** Write `mass(attention, left)`: for one KV head, the share of attention that each token pays
-# to present entries. `attention` is `[t, t]`, `left[j]` the token after which entry `j` left; an
-# entry is looked at by the tokens up to `left[j]`.
+# to entries that are still there. `attention` is `[t, t]`, and `left[j]` is the last token that
+# sees entry `j`.
 
 # %% tags=["exercise"]
 import numpy as np

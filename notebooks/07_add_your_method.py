@@ -1,8 +1,13 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 08fe7e1b
+# ---
+
 # %% [markdown]
 # # 07 Add your own method in twenty lines, and watch it be tested
 #
 # **Question:** you have an idea what a token is worth. How long until you know whether it is any
-# good, and whether your code does what you think?
+# good, and whether your code does what you mean?
 #
 # ## The idea
 #
@@ -12,9 +17,9 @@
 #
 # ## Twenty lines
 #
-# A `Score` rates the entries; `seen` holds what the block of queries saw: attention
-# `[G, rho, m, n]` for $G$ KV heads with $\rho$ query heads each, $m$ queries and $n$ entries; keys
-# and values `[G, n, d]`. Higher is kept. The `Method` puts the four answers together; its fields
+# A `Score` rates the entries, and the highest are kept. `seen` holds what the block of queries saw:
+# attention `[G, rho, m, n]` for $G$ KV heads with $\rho$ query heads each, $m$ queries and $n$
+# entries; keys and values `[G, n, d]`. The `Method` puts the four answers together, and its fields
 # are its options. `register` makes its name known, so that it is used like any other method.
 
 # %%
@@ -68,8 +73,8 @@ class LoudValues(Method):
 # %% [markdown]
 # ## Watch it be tested
 #
-# Every policy makes the promises of the table, whatever its idea is. `check_promises` tries them on
-# random streams of several shapes.
+# Every policy must keep the promises of the table, whatever its idea is. `check_promises` tries
+# them on random streams of several shapes.
 
 # %%
 from study import checks
@@ -125,39 +130,32 @@ specs = [
 replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec in specs])))
 
 # %% [markdown]
-# Then let the embedded model write six programs under each method. `random:h2o` has H2O's
-# protection, the newest half of the budget, and `random@recent=16` and `random@recent=60` have
-# ours.
+# Then let the embedded model write six programs under each method. The controls have the same
+# protections: `random:h2o` the newest half of the budget, `random@recent=16` and `random@recent=60`
+# those of `loud_values`. **Predict first:** does the idea beat random eviction?
 
 # %%
-from kvlab.fast.lab.sweep.compare import compare
-from kvlab.fast.lab.sweep.plan import Sweep
-from study import stored
+from classroom import try_methods
 
-ranked = ("random:h2o", "h2o", "random@recent=16", "loud_values")
-ranked += ("random@recent=60", "loud_values@recent=60")
-short = "jumps@fewest=18,most=22"
-asked = {"problems": 6, "measured": 1, "to_first_error": True}
-stored.results(
-    compare(Sweep(ranked, ("70%",), tasks=(short,), backend="reference", **asked)).summary
-)
+ranked = ["random:h2o", "h2o", "random@recent=16", "loud_values"]
+ranked += ["random@recent=60", "loud_values@recent=60"]
+try_methods(ranked, ["70%"], problems=6)
 
 # %% [markdown]
-# No: six programs show no gain over random eviction with the same protection. Two cells have tested
-# the idea before anybody writes a kernel.
+# No: six programs show no gain over random eviction with the same protection. It took two cells to
+# find out, before anybody wrote a kernel.
 #
 # ## To stay
 #
-# In a file of your own, the class is known to every command, on any model of transformers:
+# In a file of your own, the class is known to every command, on any model of transformers. *Add a
+# method* says how it becomes part of kvlab.
 #
 # ```
 # KVLAB_METHODS=loud_values.py kvlab compare --methods "h2o loud_values caote:loud_values"
 # ```
 #
-# *Add a method* says what makes it part of kvlab.
-#
-# **In three lines.** A method is a score with three other answers. Its promises are tested for it.
-# An idea counts if it beats random eviction with the same protection.
+# **In three lines.** A method is a score with three other answers. kvlab tests the promises of
+# every method. An idea counts if it beats random eviction with the same protection.
 #
 # ## Exercises
 #

@@ -36,10 +36,10 @@ report = check("eviction_error", printed)
 checks.vector_groups(report)
 
 # %% [markdown]
-# On most inputs it is right, so the fault survives a test with random numbers. The function does
-# not do FastCAOTE or other norms, which is no fault if it raises `NotImplementedError`. But it
-# fails where an entry has nearly all attention. For each failing group the kit looks for the
-# smallest inputs that still fail:
+# On most inputs it is right, so the fault survives a test with random numbers. Raising
+# `NotImplementedError` for FastCAOTE and for other norms is not a fault, because the function does
+# not offer them. But it fails where an entry has nearly all attention. For each failing group the
+# kit looks for the smallest inputs that still fail:
 
 
 # %%
@@ -82,7 +82,8 @@ checks.vector_groups(report)
 # ## Classic bugs
 #
 # Of equal scores the *later* entry stays, protected entries always do, and the result is ascending.
-# Here are a right version and three plausible ones:
+# Here are a right version and three plausible ones. **Predict first:** which kinds of cases does
+# each of the three fail?
 
 
 # %%
@@ -146,7 +147,7 @@ else:
 
 # %% [markdown]
 # **In three lines.** Random inputs miss the cases in which kernels fail. The vectors are grouped by
-# such cases. A function runs on them in one line, in any language.
+# such cases. One line runs them on a function, in any language.
 #
 # ## Exercise
 #

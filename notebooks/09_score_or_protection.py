@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 09 Score or protection?
 #
-# **Question:** a method solves a task. Is that the merit of its score, or of what it protects?
+# **Question:** a method solves a task. Is that due to its score, or to what it protects?
 #
 # A method protects some entries whatever their score: the first tokens, the newest ones, the
-# prompt. The score ranks only the others. So two knobs turn at once, and a comparison of two
-# methods says nothing about the score unless the protection is the same.
+# prompt. The score ranks only the others. So a comparison of two methods says nothing about their
+# scores unless the protection is the same.
 #
 # ## Predict first
 #
@@ -56,9 +56,9 @@ rows = [[score, *(str(counts[score, each]) for each in PROTECTIONS)] for score i
 Table(("score", *PROTECTIONS), rows)
 
 # %% [markdown]
-# Neither knob does it alone: no score solves a program without the newest half, and random eviction
-# solves none with it. The value norm, a score that nobody publishes, solves some. Twelve programs
-# are few: a count of 6 has a 95 % interval from 3 to 9.
+# Neither the score nor the protection does it alone: no score solves a program without the newest
+# half, and random eviction solves none with it. The value norm, a score that nobody publishes,
+# solves some. Twelve programs are few: a count of 6 has a 95 % interval from 3 to 9.
 
 # %%
 given = {key: number for key, number in prediction.items() if number is not ...}
@@ -69,11 +69,11 @@ for key, number in given.items():
 # ## The control of a method
 #
 # `random:` before a method's name replaces its score by a draw and keeps the rest: `random:h2o` is
-# the control of `h2o`. What `h2o` solves more than `random:h2o` is the merit of its score, here.
+# the control of `h2o`. What `h2o` solves more than `random:h2o` is due to its score.
 #
 # ## In three lines
 #
-# - A method's result is that of its score **and** of its protection.
-# - Only the gain over random eviction with the same protection is the score's.
+# - A method's result depends on its score **and** on its protection.
+# - Only the gain over random eviction with the same protection is due to the score.
 # - Which of the two decides depends on how often a text repeats what is needed.
 # - All scores under all protections, on two models, are in `docs/score_or_protection.md`.

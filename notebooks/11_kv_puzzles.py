@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   read: 2026-11-25 f660da40
+# ---
+
 # %% [markdown]
 # # 11 KV puzzles
 #
@@ -5,8 +10,7 @@
 #
 # Twelve stubs are empty. `attempt(n)` runs what you wrote on kvlab's published test vectors and
 # says what is wrong. Each further attempt prints one more hint. Solutions are in
-# `notebooks/solutions/11_kv_puzzles.py`. Read `reference/nano.py` first, because it has all of
-# these parts in one file.
+# `notebooks/solutions/11_kv_puzzles.py`. `reference/nano.py` has all of these parts in one file.
 #
 # Shapes: `G` KV heads, `rho` query heads per KV head, `m` queries of the newest block, `n` entries,
 # `d` channels.
@@ -167,9 +171,9 @@ attempt(12)
 # ## Beat CAOTE at 30 %
 #
 # Now write a score. The embedded model runs twenty programs of 40 to 44 steps with it, at a budget
-# of 30 % of the entries. Your score stands in the place of H2O's. H2O's protection, the newest half
-# of the budget, holds for it, for CAOTE applied to H2O, and for random eviction (`random:h2o`), so
-# that rows differ in nothing but the score. A program is solved if every token is right.
+# of 30 % of the entries. Your score replaces H2O's. H2O's protection, the newest half of the
+# budget, also holds for CAOTE applied to H2O and for random eviction (`random:h2o`), so the rows
+# differ in the score alone. A program is solved if every token is right.
 #
 # **Predict first:** how many of the twenty programs does random eviction solve, and how many H2O?
 #
@@ -190,10 +194,10 @@ race(score)
 
 # %% [markdown]
 # The first row equals H2O's until you change the stub. Brackets hold 95 % intervals. Twenty
-# programs show large differences only, and 5 points more than CAOTE may be luck. `kvlab compare`
-# with 200 problems makes the intervals three times narrower (notebook 07 gives your score a name
-# for it).
+# programs show only large differences: 5 points more than CAOTE may be luck. With 200 problems
+# `kvlab compare` makes the intervals three times narrower (notebook 07 gives your score a name for
+# it).
 #
-# **In three lines.** A method needs few parts, and each is a few lines of NumPy. Ties, masks and
-# positions after eviction are where such lines go wrong. A score counts only if it beats random
-# eviction with the same protection.
+# **In three lines.** A method needs few parts, and each is a few lines of NumPy. Mistakes hide in
+# ties, masks and positions after eviction. A score counts only if it beats random eviction with the
+# same protection.

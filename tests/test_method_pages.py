@@ -37,13 +37,13 @@ ONE = sampled(PAGES, [ROOT / "docs" / "methods" / "h2o.md"])
 """What runs on every page in the slow tests."""
 FOLDERS = {"reference": "reference/", "fast": "fast/", "kernel": "fast/kernels/", "test": "tests/"}
 SECTIONS = (
+    "Run it",
     "Four answers",
     "Equations",
     "State and cost",
     "Edge cases",
     "Errata and divergences",
     "Options",
-    "Run it",
 )
 
 

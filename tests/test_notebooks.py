@@ -40,9 +40,7 @@ def test_the_site_lists_every_notebook():
     ]
     pages = [path for part in listed for each in part for path in each.values()]
     pages = [path for path in pages if path.startswith("notebooks/")]
-    assert sorted(pages) == sorted(
-        ["notebooks/index.md", *(f"notebooks/{path.stem}.md" for path in SOURCES)]
-    )
+    assert sorted(pages) == [f"notebooks/{path.stem}.md" for path in SOURCES]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +126,3 @@ def test_a_page_folds_hints_and_solution_and_keeps_outputs_as_text(monkeypatch):
     assert "    answer = 2" in page
     assert "````" in page and "a```b\nsecond" in page
     assert '<div class="kvlab-shown"><b>shown</b></div>' in page
-
-
-def test_a_question_becomes_a_row_of_the_list():
-    notebook = small()
-    notebook.cells[0].source = "# 00 A test\n\n**Question:** does it\nrun?\n\nMore."
-    assert (
-        notebook_pages.question(notebook, "00_test") == "| [00 A test](00_test.md) | does it run? |"
-    )

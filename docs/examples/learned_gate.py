@@ -40,7 +40,7 @@ class LearnedGate(Method):
     weights: str = "learned_gate.safetensors"
     """File with a matrix `layer.0`, `layer.1`, … of `[KV heads, hidden size]` for each layer."""
     recent: int = 4
-    """Newest entries that are safe."""
+    """Newest entries that are protected."""
 
     name = "learned_gate"
     source = "an example"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from method_figures import drawn, unsearched
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -128,9 +129,19 @@ def played() -> str:
         'loading="lazy"\n'
         '  title="What two methods keep of a generation, token by token"></iframe>'
     )
-    parts = [f"{told(first)} [On a page of its own]({first.name}).", frame]
+    parts = [f"{told(first)} [On a page of its own]({first.name}).", frame, still("h2o")]
     parts += [f"[Another page]({page.name}): {told(page)}" for page in others]
     return "\n\n".join(parts)
+
+
+def still(spec: str) -> str:
+    """Show, without scripts, a picture in the place of the frame."""
+    hidden = "<style>.md-typeset iframe.kvlab-frame { display: none }</style>"
+    return (
+        f"<noscript>{hidden}<p>Scripts are switched off, so nothing plays. The picture has what "
+        f"<code>{spec}</code> keeps of another text: a row is a token, a column a step, and grey "
+        f"is evicted.</p>{unsearched(drawn(spec))}</noscript>"
+    )
 
 
 def told(page: Played) -> str:

@@ -63,7 +63,7 @@ def caption(meta: Meta) -> str:
     return (
         f"*{named} on a held-out program of the [embedded model](../view.md): {allowed}. A row "
         "is a position of the text, a column a step. Blue is kept: the paler, the fewer bits, or "
-        "the fewer of the model’s layers and KV heads; grey has left. What the model writes is "
+        "the fewer of the model’s layers and KV heads; grey is evicted. What the model writes is "
         f"{outcome}. All methods are shown on this program.*"
     )
 

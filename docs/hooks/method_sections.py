@@ -52,8 +52,8 @@ Link = Callable[[Target], str]
 
 QUESTIONS = (
     ("What is an entry worth?", ("score", "budget")),
-    ("When do we look?", ("schedule",)),
-    ("Who is safe?", ("protect",)),
+    ("When does it evict?", ("schedule",)),
+    ("Which entries are protected?", ("protect",)),
     ("How precisely is it kept?", ("precision",)),
 )
 """The four questions of ``reference/policy.py``, and the parts of a policy that answer them."""
@@ -79,6 +79,8 @@ def page(meta: Meta, body: str, link: Link, picture: str, cost: str) -> str:
     parts = [
         introduction.strip(),
         picture,
+        "## Run it",
+        usage(meta),
         "## Four answers",
         answers(policy(meta), link),
         "## Equations",
@@ -92,8 +94,6 @@ def page(meta: Meta, body: str, link: Link, picture: str, cost: str) -> str:
         errata(meta),
         "## Options",
         options(meta["method"]),
-        "## Run it",
-        usage(meta),
     ]
     return linked("\n\n".join(parts) + "\n", link)
 
@@ -225,7 +225,7 @@ def errata(meta: Meta) -> str:
         )
     if readings:
         parts.append(
-            f"Readings, as `kvlab methods {names[0]} --divergences` lists them:\n\n"
+            f"Interpretations, as `kvlab methods {names[0]} --divergences` lists them:\n\n"
             + "\n\n".join(divergence(each) for each in readings)
         )
     return "\n\n".join(parts) or "None: there is nothing to read in two ways."
@@ -237,7 +237,7 @@ def divergence(each: Divergence) -> str:
         ("paper", each.paper),
         ("elsewhere", each.elsewhere),
         ("kvlab", each.default),
-        ("other reading", option_text(each)),
+        ("other interpretation", option_text(each)),
     )
     shown = "".join(f"<dt>{kind}</dt><dd>{escape(text)}</dd>" for kind, text in rows)
     return f'**{each.topic}**\n\n<dl class="kvlab-lines">{shown}</dl>'

@@ -17,50 +17,20 @@ from exercises import read  # noqa: E402  (the notebooks' own)
 
 SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
 
-MARK = "**Question:**"
-INTRODUCTION = """# Notebooks
-
-Each starts from a question and ends in exercises. An exercise has an empty stub, a check that says
-what is wrong and gives one hint more at each attempt, and a solution in a file of its own
-(`notebooks/solutions/`). The notebooks run on the embedded model, and one cell alone needs PyTorch.
-After `make demo`, a script runs as it is:
-
-```
-.venv/bin/python notebooks/02_caote.py
-```
-
-As notebooks, open the scripts of a clone in Jupyter after `pip install jupytext jupyterlab` into
-its `.venv`. CI runs all of them (`make notebooks`), and these pages show what that run printed and
-drew.
-
-| notebook | question |
-|---|---|"""
-
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page, the executed notebook and the script of every notebook; add a list of all."""
-    questions = []
+    """Add a page, the executed notebook and the script of every notebook."""
     for source in sorted(SOURCES.glob("[0-9][0-9]_*.py")):
         executed = EXECUTED / f"{source.stem}.ipynb"
         if not executed.exists():
             raise PluginError(f"{executed} does not exist: run `make notebooks` first")
         notebook = nbformat.read(executed, as_version=4)
-        questions.append(question(notebook, source.stem))
         name = f"notebooks/{source.stem}"
         page = markdown(notebook, source.stem)
         files.append(File.generated(config, f"{name}.md", content=page))
         files.append(File.generated(config, f"{name}.ipynb", abs_src_path=str(executed)))
         files.append(File.generated(config, f"{name}.py", abs_src_path=str(source)))
-    content = "\n".join([INTRODUCTION, *questions, ""])
-    files.append(File.generated(config, "notebooks/index.md", content=content))
     return files
-
-
-def question(notebook: nbformat.NotebookNode, name: str) -> str:
-    """Return a notebook's row in the list: its title and the question that it starts from."""
-    title, *paragraphs = notebook.cells[0].source.split("\n\n")
-    asked = next(each for each in paragraphs if each.startswith(MARK)).removeprefix(MARK)
-    return f"| [{title.removeprefix('# ')}]({name}.md) | {' '.join(asked.split())} |"
 
 
 def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
@@ -70,8 +40,8 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
     heading, _, introduction = title.source.partition("\n")
     parts = [
         heading,
-        '<p class="kvlab-downloads" markdown>Run it in the folder `notebooks` of a clone: '
-        f"[notebook]({name}.ipynb) · [script]({name}.py)</p>",
+        '<p class="kvlab-downloads" markdown>Run it: [notebook]'
+        f"({name}.ipynb) · [script]({name}.py) · [how](../use.md#notebooks)</p>",
         introduction.strip(),
     ]
     for cell in cells:
@@ -104,11 +74,11 @@ def longest_run(text: str) -> int:
     )
 
 
-def folded(heading: str, parts: list[str]) -> str:
+def folded(heading: str, parts: list[str], kind: str = "success") -> str:
     """Write a block that opens on a click."""
     inside = "\n\n".join(parts)
     indented = "\n".join(f"    {line}" if line else "" for line in inside.splitlines())
-    return f'??? success "{heading}"\n\n{indented}'
+    return f'??? {kind} "{heading}"\n\n{indented}'
 
 
 def outputs(cell: Any) -> Iterator[str]:

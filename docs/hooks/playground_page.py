@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from method_figures import drawn, unsearched
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -30,6 +31,9 @@ SLACK = 1.25
 
 TOUR: Mapping[str, str] = {"method": "h2o", "budget": "70%", "problem": "jumps-2"}
 """What the page shows first: the answer turns wrong, and is right with one lost token protected."""
+
+STILL = "<!-- picture -->"
+"""Where the page has a picture for readers without scripts."""
 
 IMPORT = re.compile(r'^import \{ ([^}]+) \} from "([^"]+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:(?:async )?function\*?|class|const) ([^;{(=]+))", re.MULTILINE)
@@ -63,7 +67,7 @@ QUESTIONS = {
         "At how many bits does the first token turn wrong? Lower the bits of keys first, "
         "then those of values."
     ),
-    "lazy_eviction": "Lower the window: what is lost when the method looks at every token?",
+    "lazy_eviction": "Lower the window: what is lost when the method decides at every token?",
     "caote": (
         "Compare it with the score that it wraps at the same budget: which token does one "
         "of them keep and the other lose?"
@@ -98,7 +102,9 @@ def scripts() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Invite the reader of a method's page to try the method, before its four answers."""
+    """Invite the reader of a method's page to try it; show a picture where scripts are off."""
+    if page.file.src_uri == "playground/index.md":
+        return markdown.replace(STILL, unsearched(drawn(TOUR["method"])))
     question = QUESTIONS.get(page.meta.get("method", ""))
     if question is None:
         return markdown

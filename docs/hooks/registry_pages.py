@@ -114,7 +114,7 @@ def divergences_of_precisions() -> str:
     for name, divergences in divergences_in("precisions").items():
         parts += [f"### {name}", ""]
         parts += [
-            "| topic | source | elsewhere | kvlab | other readings |",
+            "| topic | source | elsewhere | kvlab | other interpretations |",
             "|---|---|---|---|---|",
         ]
         for each in divergences:

@@ -8,6 +8,7 @@ with itself: the full cache against transformers' own. The command writes the pa
 
 import inspect
 import logging
+import re
 import tomllib
 import warnings
 from collections import Counter
@@ -25,7 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface.agreement import logit_distance, stock_logits
-from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.tables import Table, escape_markdown
 
 READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -48,6 +49,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "with an image": ("image", {"policy": "full"}),
 }
 """The text that is read and the options of `compress`, by how the text is read."""
+
+ADVICE = re.compile(r"[:;,] (kvlab (cannot|compresses)|use (it|this model)|nothing to).*")
+"""The end of a refusal that is the same for many reasons."""
 
 Verdict = Literal["same", "refused", "wrong", "not built"]
 Inputs = dict[str, Tensor]
@@ -236,12 +240,26 @@ def page(results: list[Result]) -> str:
         Table(("classes for", *verdicts), counts).markdown(),
     ]
     for verdict in verdicts:
-        rows = [(one[0], *one[2:4]) for one in results if one.verdict == verdict]
-        if rows:
-            last = "distance" if verdict == "same" else "why"
-            table = Table(("class", "configuration", last), rows, words=3)
-            parts.append(f"## {verdict.capitalize()}\n\n{table.markdown()}")
+        if those := [one for one in results if one.verdict == verdict]:
+            text = _distances_of(those) if verdict == "same" else _reasons_of(those)
+            parts.append(f"## {verdict.capitalize()}\n\n{text}")
     return "\n\n".join(parts) + "\n"
+
+
+def _distances_of(results: list[Result]) -> str:
+    """Write a row per class: what it was built as, and its distance from the stock model."""
+    rows = [(one.name, one.configuration, one.why) for one in results]
+    return Table(("class", "configuration", "distance"), rows, words=3).markdown()
+
+
+def _reasons_of(results: list[Result]) -> str:
+    """Write a line per reason, with the classes that it holds for, the most frequent first."""
+    classes: dict[str, list[str]] = {}
+    for one in results:
+        reason = ADVICE.sub("", one.why.replace(one.name, "the class"))
+        classes.setdefault(reason, []).append(one.name)
+    lines = sorted(classes.items(), key=lambda item: -len(item[1]))
+    return "\n".join(f"- {escape_markdown(why)}: {', '.join(names)}" for why, names in lines)
 
 
 def main(out: Annotated[Path, typer.Argument(help="Where the page is written.")]) -> None:

@@ -102,7 +102,7 @@ def decoding(result: Result) -> Iterator[Block]:
         if name == "real":
             yield Text(
                 f"{asked['model']} reads {asked['prompt']:,} tokens, at once unless a row says "
-                f"otherwise, and writes {asked['tokens']:,}; {asked['entries']} entries may stay."
+                f"otherwise, and writes {asked['tokens']:,}; budget: {asked['entries']} entries."
             )
         columns = (*DECODING, *first_token(outcomes[0])) if name == "real" else DECODING
         yield tabulate(outcomes, columns)

@@ -13,7 +13,7 @@ from kvlab.reference.simulator.timeline import Run
 
 KEPT = "#4c78c8"
 """A blue that shows on white and on dark grey; fewer bits are paler."""
-GONE = (0.55, 0.55, 0.55, 0.18)
+GONE = (0.55, 0.55, 0.55, 0.4)
 """Colour of an entry that was there and has left."""
 
 

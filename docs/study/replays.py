@@ -1,5 +1,6 @@
 """Methods judged on recorded and synthetic traces, beside the best that there could be."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,10 +21,15 @@ def answers(policies: Sequence[Policy]) -> Table:
     """List how policies answer the four questions; the budget says how many may stay."""
 
     def answer(question: str) -> Column:
-        return Column(question, lambda policy: type(getattr(policy, question)).__name__)
+        return Column(question, lambda policy: words(type(getattr(policy, question)).__name__))
 
     questions = map(answer, ("score", "schedule", "protect", "budget", "precision"))
     return tabulate(policies, [Column("method", "name"), *questions], words=6)
+
+
+def words(name: str) -> str:
+    """Write the name of a class as words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
 def judgements(names: Sequence[str], judged: Sequence[Sequence[Judgement]]) -> Table:

@@ -1,21 +1,24 @@
 """What sweeps and other commands found: read from ``results/``, and as a table."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import marked_budget
 from kvlab.fast.lab.sweep.compare import COLUMNS
-from kvlab.fast.lab.sweep.summary import TaskSummary, summarise
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
 from kvlab.fast.lab.tables import Column, Table, tabulate
 
 RESULTS = Path(__file__).parent / "results"
 
 REAL = "smollm2"
 """The model that reads English."""
+SHORT = 28
+"""Characters of a name that stands on one line of a picture."""
 
 
 @cache
@@ -43,16 +46,54 @@ def results(
         specs: methods, and controls that the sweep added; default all methods.
         budgets: as the sweep states them; default all.
     """
-    method, _, *figures = COLUMNS
+    method, _, *figures = (each for each in COLUMNS if each.heading not in ("error", "KiB", "ms"))
     budget = Column("budget", lambda point: marked_budget(point) or "own rule")
+    return tabulate(_points(found, specs, budgets), (method, budget, *figures))
+
+
+def solved(found: TaskSummary, specs: Sequence[str], budgets: Collection[str] = ()) -> Picture:
+    """Draw the share of problems that methods solved, with 95 % intervals, a panel per budget.
+
+    Args:
+        found: one task.
+        specs: methods, and controls that the sweep added, from top to bottom; controls are grey.
+        budgets: as the sweep states them; default all.
+    """
+    points = _points(found, specs, budgets)
+    shares = [(each, each.interval) for each in points if each.interval is not None]
+    texts = {entries: f"{text}: {entries} entries" for text, entries in found.budgets.items()}
+    sizes = list(dict.fromkeys(point.budget for point, _ in shares))
+    height = 0.9 + 0.24 * len(specs)
+    figure, panels = canvas(len(sizes), height=height, sharey=True, sharex=True)
+    for axes, size in zip(panels, sizes, strict=True):
+        for point, share in shares:
+            if point.budget == size:
+                place = len(specs) - 1 - list(specs).index(point.method)
+                mean, low, high = (100 * x for x in (share.mean, share.low, share.high))
+                colour = GREY if point.method.startswith("random") else "C0"
+                axes.barh(place, mean, color=colour, alpha=0.75)
+                axes.errorbar(mean, place, xerr=[[mean - low], [high - mean]], color=INK, capsize=2)
+        axes.set(xlabel="solved, %", xlim=(0, 100), ylim=(-0.6, len(specs) - 0.4))
+        axes.set_yticks(range(len(specs)), [_short(spec) for spec in reversed(specs)])
+        axes.set_title("" if size is None else texts[size])
+    told = (f"{p.method} at {p.budget or 'its own rule'}: {x.percent(0)}" for p, x in shares)
+    return finish(figure, f"Problems solved, %, with 95 % intervals: {'; '.join(told)}.")
+
+
+def _short(spec: str) -> str:
+    """Break a long name behind the method."""
+    return spec if len(spec) <= SHORT else spec.replace("@", "\n@", 1)
+
+
+def _points(found: TaskSummary, specs: Collection[str], budgets: Collection[str]) -> list[Point]:
+    """Return the points of methods and budgets in the order of the sweep, refusals left out."""
     entries = {found.budgets[text] for text in budgets or found.budgets} | {None}
-    points = [
+    return [
         point
         for point in ((*found.points, *found.controls) if specs else found.points)
         if point.refusal is None and point.method in (specs or {point.method})
         if point.budget in entries
     ]
-    return tabulate(points, (method, budget, *figures))
 
 
 def spread(interval: Interval, form: str = ".3g") -> str:

@@ -5,7 +5,6 @@ The site is served from this machine, and once opened as files. The browser find
 """
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
@@ -18,9 +17,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 SITE = Path(__file__).parents[2] / "site"
+NAV = (SITE.parent / "mkdocs.yml").read_text("utf-8").partition("nav:")[2]
+LEARN = re.findall(r"(\S+)\.md$", NAV.partition("  - Methods:")[0], re.MULTILINE)
+PATH = [f"{page}.html" for page in (*LEARN, "methods", "results")]
 pytestmark = pytest.mark.site
 PHONE = {"width": 390, "height": 844}
-DESK = {"width": 1280, "height": 800}
+DESK = {"width": 1400, "height": 800}
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
 READ = [name for name in PAGES if not name.startswith("source/")]
 """Pages but for listings of source files, which are all alike: the browser opens every 19th."""
@@ -53,36 +55,43 @@ def test_a_reader_notes_errors_and_requests_elsewhere(reader, tmp_path):
     assert "no" in told and "missing is not defined" in told
 
 
-UNSEEN = """all => all.filter(one => {
-  const box = one.getBoundingClientRect();
-  return one.checkVisibility() && !(box.width > 0 && box.height > 0);
-}).map(one => one.textContent)"""
-
-
-@dataclass(frozen=True)
-class Visit:
-    """What one page shows."""
-
-    formulas: int
-    unseen: list[str]
-    """Formulas that take no room."""
-    width_on_a_phone: int
+SHOWN = """() => {
+  const root = document.documentElement;
+  const article = document.querySelector("article") ?? document.body;
+  const words = one => one === null ? 0 : one.innerText.split(/\\s+/).length;
+  const read = words(article) - words(document.querySelector("#kvlab-playground"));
+  const found = { width: root.scrollWidth, height: root.scrollHeight, words: read };
+  const formulas = [...document.querySelectorAll("article math")];
+  const box = one => one.getBoundingClientRect();
+  const flat = one => one.checkVisibility() && !(box(one).width > 0 && box(one).height > 0);
+  found.formulas = formulas.length;
+  found.unseen = formulas.filter(flat).map(one => one.textContent);
+  article.querySelectorAll("details").forEach(each => { each.open = true; });
+  found.cut = [...article.querySelectorAll("table, svg, img")].filter(one => {
+    let around = one.parentElement;
+    while (around !== root && getComputedStyle(around).overflowX === "visible")
+      around = around.parentElement;
+    const told = getComputedStyle(around).backgroundAttachment.includes("local");
+    const edge = Math.min(box(around).right, root.clientWidth);
+    return !(told && root.clientWidth < 600) && box(one).right > edge + 1;
+  }).map(one => one.textContent.slice(0, 40));
+  return found; }"""
+"""Sizes of a page, formulas that take no room, and what is cut off: on a phone, without a shadow
+that shows it."""
 
 
 @pytest.fixture(scope="module")
 def visits(reader):
-    """Every page opened once; what each shows, and what all of them complain about."""
+    """Every page opened once, on a desk and on a phone; and what all of them complain about."""
     found, visits = reader(viewport=DESK), {}
     for name in [*READ, *[name for name in PAGES if name not in READ][::19]]:
         page = found.open(name)
         if name not in READ:
             continue
-        formulas = page.locator("article math")
-        unseen = formulas.evaluate_all(UNSEEN)
+        desk = page.evaluate(SHOWN)
         page.set_viewport_size(PHONE)
-        width = page.evaluate("document.documentElement.scrollWidth")
+        visits[name] = desk, page.evaluate(SHOWN)
         page.set_viewport_size(DESK)
-        visits[name] = Visit(formulas.count(), unseen, width)
     return visits, found.problems
 
 
@@ -118,9 +127,9 @@ def test_search_finds_caote_and_not_what_is_not_there(reader):
 
 def test_formulas_are_drawn(visits, reader):
     """A browser that knows MathML gives fractions a bar: the numerator stands above."""
-    pages, _ = visits
-    assert not {name: each.unseen for name, each in pages.items() if each.unseen}
-    assert sum(each.formulas for each in pages.values()) > 100
+    pages = {name: desk for name, (desk, _) in visits[0].items()}
+    assert not {name: each["unseen"] for name, each in pages.items() if each["unseen"]}
+    assert sum(each["formulas"] for each in pages.values()) > 100
     page = reader(viewport=DESK).open("methods/caote.html")
     assert page.evaluate("""document.fonts.ready.then(fonts =>
       [...fonts].some(font => font.family.includes("STIX") && font.status === "loaded"))""")
@@ -131,9 +140,28 @@ def test_formulas_are_drawn(visits, reader):
 
 
 def test_a_phone_never_scrolls_sideways(visits):
-    pages, _ = visits
-    widths = {name: each.width_on_a_phone for name, each in pages.items()}
+    widths = {name: phone["width"] for name, (_, phone) in visits[0].items()}
     assert not {name: width for name, width in widths.items() if width > PHONE["width"]}
+
+
+def test_no_page_is_long_and_nothing_is_cut_off(visits):
+    heights = {name: desk["height"] for name, (desk, _) in visits[0].items()}
+    endless = ("api/", "claims")
+    long = {name: x for name, x in heights.items() if x > 12_000 and not name.startswith(endless)}
+    cut = {name: desk["cut"] + phone["cut"] for name, (desk, phone) in visits[0].items()}
+    assert not long and not {name: found for name, found in cut.items() if found}
+
+
+def test_the_path_of_a_learner_is_short(visits):
+    """The fifteen pages that `mkdocs.yml` lists first."""
+    assert len(PATH) <= 15 and sum(visits[0][name][0]["words"] for name in PATH) <= 20_000
+
+
+@pytest.mark.parametrize("name", ["index.html", "playground/index.html"])
+def test_without_scripts_a_picture_stands_in_the_place_of_a_frame(reader, name):
+    page = reader(viewport=DESK, java_script_enabled=False).open(name)
+    assert page.locator("noscript svg").first.is_visible()
+    assert not page.locator("iframe").filter(visible=True).count()
 
 
 def luminance(colour):

@@ -12,7 +12,7 @@ def h2o_observe(attention, accumulated, reduce):
 
 
 def keep_set(scores, safe, room):
-    """Keep the safe entries and the best of the rest; of equal scores the later."""
+    """Keep the protected entries and the best of the rest; of equal scores the later."""
     order = np.lexsort((scores, safe), axis=-1)
     candidates = scores.shape[1] - int(safe[0].sum())
     stays = order[:, max(0, candidates - room) :]

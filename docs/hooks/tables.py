@@ -1,0 +1,36 @@
+"""Tables that fit: long ones open on a click, and long names break where they have a joint."""
+
+import re
+from typing import Any
+
+from mkdocs.structure.pages import Page
+from notebook_pages import folded
+
+LONGEST = 30
+"""Rows that stand open on a page."""
+TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*\n?)+)", re.MULTILINE)
+CELL = re.compile(r"(<td[^>]*>)(.*?)(</td>)", re.DOTALL)
+JOINT = re.compile(r"(?<=[,@:=/_])(?=\w)|(?<=[a-z0-9])(?=[A-Z][a-z])")
+WORD = re.compile(r"(<[^>]*>)|[^\s<]{12,}")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fold tables of many rows."""
+
+    def fold(found: re.Match[str]) -> str:
+        rows = found[1].count("\n")
+        return found[0] if rows <= LONGEST else folded(f"{rows} rows", [found[0]], "note") + "\n"
+
+    return TABLE.sub(fold, f"{markdown}\n")
+
+
+def on_page_context(context: Any, page: Page, **_: Any) -> Any:
+    """Let the words of cells break at their joints, once the search has read the page."""
+    page.content = CELL.sub(jointed, page.content or "")
+    return context
+
+
+def jointed(cell: re.Match[str]) -> str:
+    """Mark where the long words of a cell may break; tags stay as they are."""
+    breakable = WORD.sub(lambda word: word[1] or JOINT.sub("<wbr>", word[0]), cell[2])
+    return f"{cell[1]}{breakable}{cell[3]}"
