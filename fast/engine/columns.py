@@ -9,10 +9,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.kernels.move import move_survivors
+from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference.cache import Column
-
-MOST_SLACK = 64
-"""Slots that a buffer may hold beyond its entries once a step is done."""
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 """Number format and shape of a row: the columns of one buffer have both in common."""

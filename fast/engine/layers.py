@@ -12,11 +12,11 @@ from torch import Tensor
 
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache, LayerMemory
-from kvlab.fast.engine.columns import MOST_SLACK
 from kvlab.fast.engine.group import Group
 from kvlab.fast.engine.notation import Queries
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Block, Watch
+from kvlab.fast.kernels.vector_tables import MOST_SLACK
 
 SOON = 2 * MOST_SLACK
 """Layers share a cache only if a decision is due within this many tokens."""

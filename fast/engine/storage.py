@@ -149,9 +149,10 @@ class Storage:
         self._move(VectorTable(slots, codes, by_channel=True, counts=counts), from_full=True)
 
     def copy(self) -> "Storage":
-        """Return a storage of the same tables; no method changes a table in place."""
+        """Return a storage of the same tables; behind the first one's rows, others are written."""
         other = copy(self)
-        other.tables = list(self.tables)
+        first = replace(self.tables[0], vectors=self._full_precision.clone())
+        other.tables = [first, *self.tables[1:]]
         return other
 
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:

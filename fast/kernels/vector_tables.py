@@ -12,6 +12,9 @@ from kvlab.fast.engine.codes import Coded, Parts
 from kvlab.fast.engine.quantization import Groups, take
 from kvlab.reference.quantization import FULL_BITS
 
+MOST_SLACK = 64
+"""Rows that memory may have room for beyond those in use once a step is done."""
+
 TABLE_SHIFT = 27
 """A partner is the number of a table, shifted by this many bits, and a row of it."""
 
@@ -59,8 +62,10 @@ class VectorTable:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the elements."""
-        return self.parts[0].nbytes
+        """Bytes of the elements, and of the room behind those that are plain numbers."""
+        elements = self.parts[0]
+        room = elements[:, :, :1].nbytes * (elements.stride(1) // elements.stride(2))
+        return room if self.code is None and self.rows else elements.nbytes
 
     @property
     def overhead_bytes(self) -> int:
@@ -93,7 +98,9 @@ class VectorTable:
     def extend(self, other: "VectorTable") -> "VectorTable":
         """Return this table followed by another of the same format."""
         both = zip(self.parts, other.parts, strict=True)
-        parts = tuple(torch.cat(pair, dim=2) for pair in both)
+        grows = self.code is None and self.rows > 0 and other.rows == 1
+        grows = grows and self.slots.device.type == "cpu"  # kernels read dense tables
+        parts = tuple(_added(*pair) if grows else torch.cat(pair, dim=2) for pair in both)
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return self._of(parts, torch.cat([self.slots, other.slots], dim=2), counts)
 
@@ -103,6 +110,18 @@ class VectorTable:
         return replace(self, slots=slots, vectors=vectors, counts=counts)
 
 
+def _added(rows: Float[Tensor, "N G n d"], row: Float[Tensor, "N G 1 d"]) -> Tensor:
+    """Write one more row of every head behind the others, which move only if there is no room."""
+    n, shape = rows.shape[2], (*rows.shape[:2], rows.shape[2] + 1, rows.shape[3])
+    if n == rows.stride(1) // rows.stride(2):
+        room = rows.new_empty((*rows.shape[:2], n + min(MOST_SLACK, 1 + n // 16), rows.shape[3]))
+        room[:, :, :n] = rows
+        rows = room
+    rows = rows.as_strided(shape, rows.stride())
+    rows[:, :, n:] = row
+    return rows
+
+
 def in_slots(
     tables: Sequence[VectorTable], rows: Sequence[Tensor], entries: int, empty: float = 0
 ) -> Shaped[Tensor, "N G n *d"]:
@@ -110,6 +129,8 @@ def in_slots(
     N, G, _, *d = rows[0].shape
     in_use = all(table.counts and min(table.counts) == table.rows for table in tables)
     whole = in_use and sum(table.rows for table in tables) == entries
+    if whole and rows[0].device.type == "cpu" and (order := _one_after_another(tables)):
+        return rows[order[0]] if len(order) == 1 else torch.cat([rows[i] for i in order], dim=2)
     shape = (N, G, entries + 1, *d)
     found = rows[0].new_empty(shape) if whole else rows[0].new_full(shape, empty)
     heads = torch.arange(N * G, device=found.device).view(N, G, 1) * (entries + 1)
@@ -117,6 +138,14 @@ def in_slots(
         targets = (heads + table.targets(entries)).flatten()
         found.flatten(0, 2).index_copy_(0, targets, added.flatten(0, 2))
     return found[:, :, :entries]
+
+
+def _one_after_another(tables: Sequence[VectorTable]) -> list[int] | None:
+    """Return the order in which the rows of tables are all slots in turn, if there is one."""
+    order = [number for number, table in enumerate(tables) if table.rows]
+    order.sort(key=lambda number: int(tables[number].slots[0, 0, 0]))
+    slots = torch.cat([tables[number].slots for number in order], dim=2)
+    return order if torch.equal(slots, torch.arange(slots.shape[2]).expand_as(slots)) else None
 
 
 def partners_of(

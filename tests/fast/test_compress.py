@@ -15,9 +15,9 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
-from kvlab.fast.engine.columns import MOST_SLACK
 from kvlab.fast.engine.group import MOST_WAITING
 from kvlab.fast.engine.port import port
+from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
 
 SOME = (

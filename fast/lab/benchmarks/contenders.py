@@ -1,7 +1,7 @@
-"""Who takes part in the benchmarks: transformers itself, kvlab and kvpress."""
+"""Who takes part in the benchmarks: transformers itself, kvlab, kvpress and deployed engines."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import Any
 from transformers import DynamicCache
 
 from kvlab.fast import compress
-from kvlab.fast.lab.benchmarks.workload import Holds, Outcome, Run, held_by, measure
+from kvlab.fast.lab import engines
+from kvlab.fast.lab.benchmarks.workload import Holds, Outcome, Run, drawn, held_by, measure
+from kvlab.fast.models import gguf_file
 from kvlab.reference.methods import takes_budget
 
 
@@ -103,3 +105,20 @@ def kvpress(
 
     name = f"kvpress {press} every {interval}" if press else "kvpress's transformers full cache"
     return Contender(name, press is not None, measured)
+
+
+def engine(
+    name: str, about: str, settings: Mapping[str, Any], cpu_time: bool, exact: bool = True
+) -> Contender:
+    """Return an engine that loads SmolLM2 before the clock starts; ``exact``: in float32."""
+
+    def measured(run: Run, watched: bool) -> Outcome:
+        asked = {"weights": str(gguf_file("smollm2")), "prompts": drawn(run).tolist()}
+        asked |= {"settings": settings, "tokens": run.tokens, "timed": True, "exact": exact}
+        found = engines.generate(name, asked)
+        cpu, wall = zip(*found["times"], strict=True)
+        start, first, last = cpu if cpu_time else wall
+        spent = first - start, last - first
+        return Outcome(*spent, run.tokens, 0, found["bytes"], wall[2] - wall[1])
+
+    return Contender(f"{name} {about}", True, measured)

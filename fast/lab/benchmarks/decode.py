@@ -95,6 +95,8 @@ class Part:
     """Entries that every compressed contender keeps, per head."""
     warm_up: int | None = None
     """Tokens of the round that is not timed; None: as many as in timed rounds."""
+    at_end: bool = False
+    """Whether timed rounds say what a cache holds in the end; the first one then reads little."""
 
     def run(self, contender: Contender) -> Run:
         """Return the generation of a contender."""
@@ -123,7 +125,8 @@ def _whole(tokens: int, repeats: int) -> Part:
     return Part("whole", True, run, run, (LAGGED,), LAGGED_PRESSES, repeats)
 
 
-def _real(length: int, tokens: int, repeats: int) -> Part:
+def real(length: int, tokens: int, repeats: int) -> Part:
+    """Return what a language model writes after a prompt of ``length`` tokens."""
     run = Run(length, tokens)
     methods, presses = (*PER_STEP, LAGGED, *OTHERS), (*PER_STEP_PRESSES, ("snapkv", 32))
     return Part("real", False, run, run, methods, presses, repeats, length // 4, 2)
@@ -145,15 +148,17 @@ def _contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> I
             yield kvpress(worker, setting, press, interval)
 
 
-def _measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dict[str, Any]]:
+def measured(part: Part, several: Sequence[Contender], bar: Progress) -> list[dict[str, Any]]:
+    """Measure contenders, the full cache of transformers first, in turn."""
     task = bar.add_task(part.name, total=(part.repeats + 1) * len(several))
     outcomes = []
     for contender in several:
         run = part.run(contender)
-        held = contender.measured(replace(run, tokens=part.warm_up or run.tokens), True)
+        first = Run(64, 4) if part.at_end else replace(run, tokens=part.warm_up or run.tokens)
+        held = contender.measured(first, True)
         peak = {"entries": held.entries, "bytes": held.bytes}
         about = {"name": contender.name, "run": asdict(run), "peak": peak}
-        outcomes.append({**about, "tokens_per_second": [], "first_seconds": []})
+        outcomes.append({**about, "tokens_per_second": [], "first_seconds": [], "wall": []})
         bar.advance(task)
     for turn in range(part.repeats):
         order = list(zip(several, outcomes, strict=True))
@@ -162,6 +167,9 @@ def _measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[di
             timing = contender.measured(part.run(contender), False)
             outcome["tokens_per_second"].append(timing.speed(part.with_prompt))
             outcome["first_seconds"].append(timing.first)
+            outcome["wall"].append((timing.tokens - 1) / timing.wall)
+            if part.at_end:
+                outcome["peak"] = {"entries": timing.entries, "bytes": timing.bytes}
             bar.advance(task)
     full = outcomes[0]["tokens_per_second"]
     for outcome in outcomes:
@@ -211,7 +219,7 @@ def main(
     asked: dict[str, Any] = {"whole_repeats": whole_repeats, "tokens": tokens, "cpu_time": cpu_time}
     asked |= {} if only is None else {"only": only}
     if model is not None:
-        parts, network = [_real(prompt, tokens, whole_repeats)], fetched(directory)
+        parts, network = [real(prompt, tokens, whole_repeats)], fetched(directory)
         asked |= {"model": model, "prompt": prompt}
     else:
         parts = [constant(stretch, repeats), _whole(tokens, whole_repeats)]
@@ -223,7 +231,7 @@ def main(
             setting = Setting(network, part.entries, cpu_time)
             first, *others = _contenders(part, setting, worker)
             chosen = [each for each in others if only is None or each.name in only.split(",")]
-            found[part.name] = _measure(part, [first, *chosen], bar)
+            found[part.name] = measured(part, [first, *chosen], bar)
     parameters = {"entries": parts[0].entries, **asked}
     write(SCHEMA, device, {"kvpress": about, "parameters": parameters, "parts": found}, out)
 

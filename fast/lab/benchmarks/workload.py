@@ -49,6 +49,8 @@ class Outcome:
     """Entries of the fullest head in the end, or the most that a watched cache ever held."""
     bytes: int = 0
     """Bytes of the cache at the same time."""
+    wall: float = 0.0
+    """Seconds on the clock from the first token to the last, where ``rest`` is CPU time."""
 
     def speed(self, with_prompt: bool) -> float:
         """Return tokens per second, from the first token on unless the prompt counts, too."""
@@ -90,11 +92,15 @@ def fetched(directory: str) -> Any:
     return model
 
 
+def drawn(run: Run, known: int = VOCABULARY) -> torch.Tensor:
+    """Return the random tokens of a prompt, ``[batch, prompt]``; 0, which is padding, is none."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(1, known, (run.batch, run.prompt), generator=generator)
+
+
 def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
     """Read random tokens, and write, greedily, to the end; ``streamer`` is told of each token."""
-    generator, known = torch.Generator().manual_seed(1), min(VOCABULARY, model.config.vocab_size)
-    drawn = torch.randint(1, known, (run.batch, run.prompt), generator=generator)  # 0 is padding
-    ids = drawn.to(model.device)
+    ids = drawn(run, min(VOCABULARY, model.config.vocab_size)).to(model.device)
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -137,17 +143,18 @@ def measure(
     time is for a machine that other processes may use.
     """
     clock = time.process_time if cpu_time else time.perf_counter
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     found: list[Holds] = []
 
     def notice() -> None:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
-        times.append(clock())
+        times.append((clock(), time.perf_counter()))
         if watched:
             found.append(read())
 
     generate(model, run, cache, Watcher(notice))
     found.append(read())
     entries, held = (max(each) for each in zip(*found, strict=True))
-    return Outcome(times[1] - times[0], times[-1] - times[1], len(times) - 1, entries, held)
+    (start, _), (first, began), (last, ended) = times[0], times[1], times[-1]
+    return Outcome(first - start, last - first, len(times) - 1, entries, held, ended - began)

@@ -3,7 +3,10 @@
 A worker is a program that imports nothing of kvlab. It reads one JSON object from standard input:
 ``weights`` (GGUF file), ``prompts`` (token ids), ``settings``, ``tokens`` (how many to write
 greedily after each prompt) and ``out``. To the file ``out`` it writes an object: ``tokens``, a list
-per prompt, and ``log_probs`` of each token, if the engine tells.
+per prompt, and ``log_probs`` of each token, if the engine tells. Workers of `WORKERS` add what they
+took: ``times``, seconds of CPU time and on the clock before the prompt and after the first and last
+token; ``bytes`` of the cache. ``timed``: they need not tell log_probs; not ``exact``: OpenVINO
+chooses its number formats.
 """
 
 import json

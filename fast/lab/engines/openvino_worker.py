@@ -4,6 +4,7 @@
 
 import json
 import sys
+import time
 
 sys.path.insert(0, sys.argv[1])
 
@@ -11,13 +12,10 @@ import numpy as np  # pyright: ignore
 import openvino  # pyright: ignore
 import openvino_genai as genai  # pyright: ignore
 
-EXACT = {
-    "INFERENCE_PRECISION_HINT": "f32",
-    "KV_CACHE_PRECISION": "f32",
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-    "INFERENCE_NUM_THREADS": 1,
-}
-asked = json.load(sys.stdin)
+asked, hints = json.load(sys.stdin), {"INFERENCE_NUM_THREADS": 1}
+if asked.get("exact", True):
+    hints |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    hints |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 made, settings = genai.SchedulerConfig(), asked["settings"]
 made.cache_size, made.enable_prefix_caching, made.max_num_batched_tokens = 2, False, 10**6
 if settings:
@@ -26,10 +24,15 @@ if settings:
     sizes = settings["start"], settings["recent"], settings["max"], mode
     more = settings["rotation"], settings["window"]
     made.cache_eviction_config = genai.CacheEvictionConfig(*sizes, *more)
-pipeline = genai.ContinuousBatchingPipeline(asked["weights"], made, "CPU", EXACT, {})
+pipeline = genai.ContinuousBatchingPipeline(asked["weights"], made, "CPU", hints, {})
 wanted = genai.GenerationConfig()
-wanted.max_new_tokens, wanted.do_sample, wanted.logprobs = asked["tokens"], False, 1
+wanted.max_new_tokens, wanted.do_sample, wanted.logprobs = (
+    asked["tokens"],
+    False,
+    1 - asked.get("timed", 0),
+)
 wanted.ignore_eos, wanted.apply_chat_template = True, False
+times = [(time.process_time(), time.perf_counter())]
 handles = [
     pipeline.add_request(number, openvino.Tensor(np.array([prompt], dtype=np.int64)), wanted)
     for number, prompt in enumerate(asked["prompts"])
@@ -37,9 +40,13 @@ handles = [
 tokens, log_probs = [[] for _ in handles], [[] for _ in handles]
 while pipeline.has_non_finished_requests():
     pipeline.step()
+    times.append((time.process_time(), time.perf_counter()))
     for number, handle in enumerate(handles):
         for part in handle.read().values() if handle.can_read() else ():
             tokens[number].extend(part.generated_ids)
             log_probs[number].extend(part.generated_log_probs)
+held = pipeline.get_metrics()
+found = {"tokens": tokens, "log_probs": log_probs, "times": [*times[:2], times[-1]]}
+found["bytes"] = int(held.cache_usage / 100 * held.cache_size_in_bytes)
 with open(asked["out"], "w", encoding="utf-8") as file:
-    json.dump({"tokens": tokens, "log_probs": log_probs}, file)
+    json.dump(found, file)
