@@ -108,6 +108,17 @@ def decoding(result: Result) -> Iterator[Block]:
         yield tabulate(outcomes, columns)
 
 
+def deployed(result: Result) -> Iterator[Block]:
+    """Yield engines beside transformers and kvlab, one table per length of the prompt."""
+    for length, outcomes in result["lengths"].items():
+        full = statistics.median(outcomes[0]["wall"])
+        wall = Column(
+            "of full, by the clock", lambda x, y=full: statistics.median(x["wall"]) / y, percent
+        )
+        yield Heading(f"A prompt of {int(length):,} tokens", 3)
+        yield tabulate(outcomes, (*DECODING[:4], wall, DECODING[-1], *first_token(outcomes[0])))
+
+
 # --- kernels --------------------------------------------------------------------------------------
 
 
@@ -177,6 +188,7 @@ def end_to_end(result: Result) -> Iterator[Block]:
 
 LAYOUTS: Mapping[str, tuple[str, Callable[[Result], Iterator[Block]]]] = {
     "parts": ("Decoding speed", decoding),
+    "lengths": ("Engines that people deploy", deployed),
     "copy_bytes_per_second": ("Kernels", kernels),
     "capacity": ("A whole model", end_to_end),
 }

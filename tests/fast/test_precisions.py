@@ -87,6 +87,18 @@ def test_codes_scales_and_bytes_are_the_references(name, dtype):
         np.testing.assert_allclose(read, theirs.vectors, rtol=0, atol=FLOAT64)
 
 
+def test_what_a_copy_takes_up_is_not_in_the_original():
+    x = vectors(1, torch.float32)
+    ours = Storage(x)
+    for part in (x[:, :, :30], x[:, :, 30:31]):
+        ours.append(part, [part.shape[2]])
+    copy = ours.copy()
+    for storage, row in ((ours, 31), (copy, 40)):
+        storage.append(x[:, :, row : row + 1], [1])
+    assert torch.equal(ours.read(x.dtype), x[:, :, :32])
+    assert torch.equal(copy.read(x.dtype), x[:, :, [*range(31), 40]])
+
+
 def test_the_cache_of_a_model_is_really_smaller():
     """Of 64 bytes of a float32 vector remain those of the code and 8 for the number of its slot."""
     model, found = tiny("llama", torch.float32), {}

@@ -59,9 +59,9 @@ def main(
             part = replace(real(length, tokens, repeats), name=f"{length:,} tokens", at_end=True)
             setting = Setting(model, part.entries, cpu_time=True)
             several = list(_contenders(setting, METHODS if number else METHODS + MORE))
-            found[part.name] = measured(part, several, bar)
+            found[length] = measured(part, several, bar)
     asked = {"model": "smollm2", "tokens": tokens, "repeats": repeats, "cpu_time": True}
-    write(SCHEMA, "cpu", {"parameters": asked, "parts": found}, out)
+    write(SCHEMA, "cpu", {"parameters": asked, "lengths": found}, out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import typer
 from tolerances import FLOAT32_SCORES
 from typer.testing import CliRunner
 
-from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, kernels
+from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 from kvlab.fast.lab.reports import Text
@@ -90,6 +90,19 @@ def test_a_language_model_is_measured_with_a_quarter_of_the_entries(measured):
 
 def test_shares_are_taken_within_a_round():
     assert decode.share_of([50, 100, 300], full=[100, 200, 400]) == 0.5
+
+
+def test_engines_are_measured_beside_methods(measured, monkeypatch):
+    told = {"times": [[0, 0], [1, 2], [3, 6]]}
+    for name, found in (("fetched", tiny_llama()), ("model_location", None)):
+        monkeypatch.setattr(engines, name, lambda _, found=found: found)
+    answer = lambda _, asked: told | {"bytes": len(asked["prompts"][0])}  # noqa: E731
+    monkeypatch.setattr(contenders.engines, "generate", answer)
+    found = measured(engines, "--lengths", "512", "--tokens", 3, "--repeats", 1)
+    found = by_name(found["lengths"]["512"])
+    q8_0, tova = found["llama.cpp q8_0"], found["kvlab tova"]
+    assert (q8_0["first_seconds"], q8_0["median"], q8_0["wall"]) == ([1], 1.0, [0.5])
+    assert (q8_0["peak"]["bytes"], tova["peak"]["entries"]) == (512, 128)
 
 
 WORKER = """
