@@ -112,12 +112,10 @@ class VectorTable:
 
 def _added(rows: Float[Tensor, "N G n d"], row: Float[Tensor, "N G 1 d"]) -> Tensor:
     """Write one more row of every head behind the others, which move only if there is no room."""
-    n, shape = rows.shape[2], (*rows.shape[:2], rows.shape[2] + 1, rows.shape[3])
+    n, d = rows.shape[2:]
     if n == rows.stride(1) // rows.stride(2):
-        room = rows.new_empty((*rows.shape[:2], n + min(MOST_SLACK, 1 + n // 16), rows.shape[3]))
-        room[:, :, :n] = rows
-        rows = room
-    rows = rows.as_strided(shape, rows.stride())
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, min(MOST_SLACK, 1 + n // 16)))
+    rows = rows.as_strided((*rows.shape[:2], n + 1, d), rows.stride())
     rows[:, :, n:] = row
     return rows
 

@@ -118,7 +118,7 @@ def engine(
         found = engines.generate(name, asked)
         cpu, wall = zip(*found["times"], strict=True)
         start, first, last = cpu if cpu_time else wall
-        spent = first - start, last - first
-        return Outcome(*spent, run.tokens, 0, found["bytes"], wall[2] - wall[1])
+        spent = first - start, last - first, run.tokens
+        return Outcome(*spent, bytes=found["bytes"], wall=wall[2] - wall[1])
 
     return Contender(f"{name} {about}", True, measured)

@@ -43,23 +43,12 @@ from kvlab.fast.models import model_location
 SCHEMA = 2
 LAGGED = "lazy_eviction@window=32"
 PER_STEP = (
-    "streaming_llm",
-    "h2o",
-    "tova",
-    "raas@pin_prompt=false",
-    "caote:h2o",
-    "caote:tova",
-    "fast_caote:h2o",
-    "ahakv",
+    *("streaming_llm", "h2o", "tova", "raas@pin_prompt=false"),
+    *("caote:h2o", "caote:tova", "fast_caote:h2o", "ahakv"),
 )
 OTHERS = (
-    "snapkv@window=32,schedule=every_block",
-    "rkv",
-    "nacl",
-    "rpc@interval=128",
-    "kivi",
-    "ddks@interval=128",
-    "desirekv@interval=128",
+    *("snapkv@window=32,schedule=every_block", "rkv", "nacl"),
+    *("rpc@interval=128", "kivi", "ddks@interval=128", "desirekv@interval=128"),
 )
 """Methods that act only at some tokens, with intervals so short that 512 tokens contain several.
 RPC, KIVI, DDKS and DesireKV take no budget."""
@@ -70,12 +59,8 @@ LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
 """Presses at LazyEviction's interval. LazyEviction keeps a record of attention between its events;
 no press does: SnapKV and TOVA compute the attention of their last 16 queries or last query anew,
 and ObservedAttention reads the last query's, for which every step needs eager attention."""
-PER_STEP_PRESSES = (
-    ("streaming_llm", 1),
-    ("observed_attention", 1),
-    ("tova", 1),
-    ("critical_tova", 1),
-)
+PRESSES = "streaming_llm", "observed_attention", "tova", "critical_tova"
+PER_STEP_PRESSES = tuple((press, 1) for press in PRESSES)
 """The presses nearest to StreamingLLM, H2O (attention observed in eager mode), TOVA and CAOTE (a
 score weighted by the effect of the values on the output). No press is near to RaaS or AhaKV."""
 
@@ -109,15 +94,9 @@ def constant(stretch: int, repeats: int) -> Part:
 
     A full cache holds as many on average, half of ``stretch`` fewer at first and more in the end.
     """
-    return Part(
-        name="constant",
-        with_prompt=False,
-        full=Run(ENTRIES - stretch // 2, stretch),
-        compressed=Run(ENTRIES, stretch),
-        methods=(*PER_STEP, LAGGED),
-        presses=(*PER_STEP_PRESSES, *LAGGED_PRESSES),
-        repeats=repeats,
-    )
+    full, compressed = (Run(entries, stretch) for entries in (ENTRIES - stretch // 2, ENTRIES))
+    methods, presses = (*PER_STEP, LAGGED), (*PER_STEP_PRESSES, *LAGGED_PRESSES)
+    return Part("constant", False, full, compressed, methods, presses, repeats)
 
 
 def _whole(tokens: int, repeats: int) -> Part:

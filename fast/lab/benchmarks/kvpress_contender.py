@@ -16,32 +16,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import kvpress  # type: ignore[import-not-found]
 import torch
-from kvpress import (  # type: ignore[import-not-found]
-    CriticalKVPress,
-    DecodingPress,
-    ObservedAttentionPress,
-    SnapKVPress,
-    StreamingLLMPress,
-    TOVAPress,
-)
 from transformers import DynamicCache
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workload import (  # type: ignore[import-not-found]
-    Run,
-    fetched,
-    held_by,
-    measure,
-    tiny_llama,
-)
+from workload import Run, fetched, held_by, measure, tiny_llama  # type: ignore[import-not-found]
 
 PRESSES: dict[str, Callable[[], Any]] = {
-    "streaming_llm": StreamingLLMPress,
-    "snapkv": lambda: SnapKVPress(window_size=16),
-    "tova": TOVAPress,
-    "observed_attention": ObservedAttentionPress,
-    "critical_tova": lambda: CriticalKVPress(TOVAPress()),
+    "streaming_llm": kvpress.StreamingLLMPress,
+    "snapkv": lambda: kvpress.SnapKVPress(window_size=16),
+    "tova": kvpress.TOVAPress,
+    "observed_attention": kvpress.ObservedAttentionPress,
+    "critical_tova": lambda: kvpress.CriticalKVPress(kvpress.TOVAPress()),
 }
 NEED_WEIGHTS = {"observed_attention"}
 """Presses that read the attention weights of the model, which only eager attention returns."""
@@ -53,7 +40,7 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
     model.set_attn_implementation("eager" if name in NEED_WEIGHTS else "sdpa")
     press = nullcontext()
     if name is not None:
-        press = DecodingPress(
+        press = kvpress.DecodingPress(
             base_press=PRESSES[name](),
             compression_interval=request["interval"],
             target_size=request["entries"],

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    GenerationConfig,
-    LlamaConfig,
-)
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, LlamaConfig
 
 ENTRIES = 256
 """Entries per head that every compressed contender keeps of the small model's text."""

@@ -98,10 +98,10 @@ def test_engines_are_measured_beside_methods(measured, monkeypatch):
         monkeypatch.setattr(engines, name, lambda _, found=found: found)
     answer = lambda _, asked: told | {"bytes": len(asked["prompts"][0])}  # noqa: E731
     monkeypatch.setattr(contenders.engines, "generate", answer)
-    found = measured(engines, "--lengths", "512", "--tokens", 3, "--repeats", 1)
+    found = measured(engines, "--lengths", "512", "--repeats", 1)
     found = by_name(found["lengths"]["512"])
     q8_0, tova = found["llama.cpp q8_0"], found["kvlab tova"]
-    assert (q8_0["first_seconds"], q8_0["median"], q8_0["wall"]) == ([1], 1.0, [0.5])
+    assert (q8_0["first_seconds"], q8_0["median"], q8_0["wall"]) == ([1], 21, [15.75])
     assert (q8_0["peak"]["bytes"], tova["peak"]["entries"]) == (512, 128)
 
 
