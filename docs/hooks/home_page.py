@@ -73,7 +73,7 @@ class Played:
 
 PROGRAM = Played(
     name="viewer.html",
-    text="The small model in the package runs a program and writes out its steps.",
+    text="The embedded model runs a program and writes out its steps.",
     source=problem_source,
     methods=(
         "h2o",

@@ -10,6 +10,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
+from notebook_pages import folded
 from symbols import ROOT
 
 from kvlab.reference import methods
@@ -144,7 +145,7 @@ def rows_of_groups(of_caches: bool) -> str:
         if group.startswith("cache_") == of_caches:
             thread = f"[thread]({about['thread']})" if "thread" in about else "planted"
             lines.append(f"| `{group}` | {about['stresses']} | {about['what']} ({thread}) |")
-    return "\n".join(lines)
+    return folded(f"{len(lines) - 2} groups of cases", ["\n".join(lines)], "note")
 
 
 def table_of_whole_caches() -> str:
@@ -154,7 +155,7 @@ def table_of_whole_caches() -> str:
         report = json.loads(file.read_text(encoding="utf-8"))
         for target, counts in report["targets"].items():
             lines.append(f"| {report['what']} | `{target}` | {' | '.join(map(str, counts))} |")
-    return "\n".join(lines)
+    return folded("Implementations and targets", ["\n".join(lines)], "note")
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
