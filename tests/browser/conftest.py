@@ -34,6 +34,7 @@ class Reader:
         self.context.on("request", self.meet)
         self.home, self.problems = home, []
         self.page = self.context.new_page()
+        self.page.set_default_timeout(120_000)  # others may use the machine, too
         self.page.on("console", self.note)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("requestfailed", self.miss)
