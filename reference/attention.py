@@ -42,7 +42,8 @@ def logits(
     softcap: float | None = None,
 ) -> Float[Array, "G rho m n"]:
     """Scaled dot products q·k/√d, squeezed into ±``softcap`` if a model asks for it (Gemma 2)."""
-    products = queries @ keys[:, None].swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
+    d = queries.shape[-1]
+    products = queries @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d)  # [LazyEviction Eq. 3, logits]
     return products if softcap is None else softcap * np.tanh(products / softcap)
 
 
@@ -60,8 +61,8 @@ def softmax(
         if not mask.any(axis=-1).all():
             raise ValueError("attention mask leaves a query without any entry to attend to")
         x = np.where(mask, x, -np.inf)
-    weights = np.exp(x - x.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))  # [LazyEviction Eq. 3, exp]
+    return weights / weights.sum(axis=-1, keepdims=True)  # [LazyEviction Eq. 3, softmax]
 
 
 def weighted_values(

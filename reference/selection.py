@@ -57,6 +57,7 @@ def keep_set(
     G, n = safe.shape
     candidates = n - int(safe_counts[0])
     candidates_by_score = np.lexsort((scores, safe), axis=-1)[:, :candidates]
+    leaves = candidates_by_score[:, : max(0, candidates - room)]  # [LazyEviction 5]
     stays = np.ones_like(safe)
-    stays[np.arange(G)[:, None], candidates_by_score[:, : max(0, candidates - room)]] = False
-    return np.nonzero(stays)[1].reshape(G, -1)  # [LazyEviction 5]
+    np.put_along_axis(stays, leaves, False, axis=-1)
+    return np.nonzero(stays)[1].reshape(G, -1)

@@ -116,12 +116,14 @@ def test_nvfp4_by_hand():
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
 def test_codes_of_ggml_are_those_of_its_package(name):
-    """Both of 64 channels: a block of zeros, halves, two elements of the largest size, noise."""
+    """Both of 64 channels: a block of zeros, halves, two elements of the largest size, two that are
+    less than a step, noise."""
     quants = pytest.importorskip("gguf").quants
     x = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
     x[0, :32] = 0
     x[1, :32] = np.arange(-16, 16) / 2
     x[2, :2] = -9, 9
+    x[3, :3] = 127, 0.5, 0.7
     storage = stored(name, x[None].astype(float))
     kind = getattr(quants.GGMLQuantizationType, name.upper())
     blocks = quants.quantize(x, kind)
@@ -143,6 +145,8 @@ def test_the_rotation_is_orthogonal_and_drawn_from_the_seed(d):
     drawn = turboquant.rotation(d, 0)
     np.testing.assert_allclose(drawn @ drawn.T, np.eye(d), atol=FLOAT64)
     assert not np.allclose(drawn, turboquant.rotation(d, 1))
+    normal = np.random.default_rng([turboquant.ROTATION, 0, d]).standard_normal((d, d))
+    assert (np.diagonal(drawn.T @ normal) > 0).all()  # so that it is drawn uniformly
 
 
 def test_turboquant_by_hand():

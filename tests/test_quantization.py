@@ -41,6 +41,12 @@ def test_a_constant_group_gets_codes_zero():
     np.testing.assert_allclose(stored.dequantize(), 2.5, atol=EXACT)
 
 
+@pytest.mark.parametrize(("low", "code"), [(1000.3, 0), (1000.2, 3)])
+def test_codes_keep_to_their_range_where_float16_moves_the_zero_point(low, code):
+    """Near 1000 float16 holds halves: 1000.3 becomes 1000.5, 1000.2 becomes 1000.0; Δ = 1/30."""
+    assert unpack(quantize(np.array([[low, low + 0.1]]), 2, 2).codes, 2, 2).tolist() == [[code] * 2]
+
+
 def test_halves_round_to_even():
     """Δ = 1: .5 → 0, 1.5 → 2, 2.5 → 2."""
     stored = quantize(np.array([[0.0, 0.5, 1.5, 2.5, 3.0]]), 2, 5)

@@ -21,6 +21,7 @@ from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper, prove
 from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.ledger import LedgerRow, Measured, ledger
+from kvlab.reference.proofs.machine_checked import PLACE, theorems
 from study.readings import Difference, differences, pairs
 from study.stored import spread, stored_summary
 
@@ -79,7 +80,7 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     else:
         kind, status = "quote", "not checked"
     here = [tag for tag in row.claims if first[tag] is row]
-    lines = [f"**{tag}** {found(results[tag])}" for tag in here]
+    lines = [f"**{tag}** {found(results[tag])}{machine_checked(tag)}" for tag in here]
     lines += [f"See [{tag}](#{tag.lower()})." for tag in row.claims if tag not in here]
     lines += [f"Computed at `# [{tag}]`." for tag in row.tags]
     lines += [f"Tested by `{test.rpartition('::')[2]}`." for test in row.tests]
@@ -106,6 +107,14 @@ def found(result: Result) -> str:
     ):
         lines += [f"*{word}:* {escape_markdown(text)}"] if text else []
     return "<br>".join(lines)
+
+
+def machine_checked(tag: str) -> str:
+    """Name the theorems of a claim that Rocq checks, and their file."""
+    own = [each for each in theorems() if tag in each.claims]
+    named = " and ".join(f"`{each.name}`" for each in own)
+    file = own and f"`{PLACE}{own[0].paper}.v`"
+    return f"<br>*Checked by Rocq, for every size:* {named} in {file}" if own else ""
 
 
 def figures_of(measured: Measured) -> str:

@@ -168,6 +168,6 @@ class LazyEviction(Method):
             self.name,
             Recurrence(self),
             EveryDecode(self.window),  # [LazyEviction Algorithm 1, line 8]
-            Edges(recent=self.window),
-            Entries(require_budget(self.name, budget)),
+            Edges(recent=self.window),  # [LazyEviction Eq. 5, window]
+            Entries(require_budget(self.name, budget)),  # [LazyEviction Eq. 5, budget]
         )

@@ -4,7 +4,7 @@ Attention α is a softmax, the output is X = Σ αᵢvᵢ, and evicting entries 
 softmax anew over the others.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import islice, product
 from typing import Any
@@ -32,16 +32,6 @@ def output_without(
     """Attention output over the entries that stay."""
     stays = np.setdiff1d(np.arange(len(logits)), list(evicted))
     return softmax(logits[stays]) @ values[stays]
-
-
-def random_caches(
-    seed: int, number: int, entries: tuple[int, int]
-) -> Iterator[tuple[Float[Array, " n"], Float[Array, "n d"]]]:
-    """Logits and values of random caches of up to 8 channels; ``entries`` excludes its end."""
-    rng = np.random.default_rng(seed)
-    for _ in range(number):
-        n, d = int(rng.integers(*entries)), int(rng.integers(1, 9))
-        yield 2 * rng.normal(size=n), rng.normal(size=(n, d))
 
 
 def exact_output(weights: Sequence[int], values: Sequence[int], stays: Iterable[int]) -> Fraction:

@@ -1,7 +1,8 @@
 """Theorems that Rocq (Coq) checks, for every number of entries: the files of ``rocq/``.
 
-A comment above each theorem says where the paper has it, which function computes what it is about,
-and the statement in Python for that function's numbers; the tests evaluate it.
+A comment above each theorem says where the paper has it, by the tags of its claims, too, which
+function computes what it is about, and the statement in Python for that function's numbers; the
+tests evaluate it.
 """
 
 import re
@@ -33,7 +34,8 @@ AXIOMS = frozenset(
 INSTALL = "apt-get install coq libcoq-coquelicot, or opam install coq coq-coquelicot"
 
 _THEOREM = re.compile(
-    r"\(\* Paper: (?P<place>(?:(?!\*\)).)*?)\s+About: (?P<about>\S+)\s+"
+    r"\(\* Paper: (?P<place>(?:(?!\*\)).)*?)\s+Claims: (?P<claims>[^\n]+)\s+"
+    r"About: (?P<about>\S+)\s+"
     r"Python: (?P<python>(?:(?!\*\)).)*?) \*\)\n(?P<line>Theorem (?P<name>\w+))",
     re.DOTALL,
 )
@@ -48,6 +50,8 @@ class Theorem:
     name: str
     place: str
     """Section, equations, theorem of the paper."""
+    claims: Sequence[str]
+    """Tags of the claims that it is about."""
     about: str
     """Function or class that computes what the theorem is about."""
     python: str
@@ -86,7 +90,8 @@ def theorems(paper: str | None = None, folder: Path | None = None) -> list[Theor
         for match in _THEOREM.finditer(text):
             place, python = (" ".join(match[part].split()) for part in ("place", "python"))
             line = text.count("\n", 0, match.start("line")) + 1
-            found.append(Theorem(name, match["name"], place, match["about"], python, line))
+            tags, about = match["claims"].split(", "), match["about"]
+            found.append(Theorem(name, match["name"], place, tags, about, python, line))
     return found
 
 

@@ -43,7 +43,7 @@ def test_value_prior_by_hand():
     score = methods.get("ahakv@kernel=3", 40).score
     values = np.array([[[3.0, 0], [0, 0], [0, 0], [0, 6]]])
     np.testing.assert_allclose(score.prior(values), [[0.25, 1 / 6, 2 / 3, 1.0]], atol=FLOAT64)
-    np.testing.assert_allclose(score.prior(7 * values), score.prior(values), atol=FLOAT64)
+    np.testing.assert_allclose(score.prior(values / 9), score.prior(values), atol=FLOAT64)
     np.testing.assert_array_equal(score.prior(0 * values), np.ones((1, 4)))
     norm = methods.get("ahakv@kernel=1,value_prior=norm", 40).score
     np.testing.assert_allclose(norm.prior(values), [[0.5, 0, 0, 1.0]], atol=FLOAT64)
@@ -52,7 +52,7 @@ def test_value_prior_by_hand():
 def test_accumulation_leans_to_the_first_tokens_and_recent_accumulation_does_not():
     """Logits all equal: H2O's sums are H_n − H_{j−1}; r rows give every candidate the same."""
     n, r = 12, 3
-    queries, keys, values = np.zeros((1, 1, n, 2)), np.zeros((1, n, 2)), np.ones((1, n, 2))
+    queries, keys, values = np.zeros((1, 2, n, 2)), np.zeros((1, n, 2)), np.ones((1, n, 2))
     h2o = run(methods.get("h2o", n), queries, keys, values, prompt=n)[0]
     harmonic = np.cumsum([0, *(1 / np.arange(1, n + 1))])
     expected = harmonic[n] - harmonic[:n]

@@ -1,5 +1,3 @@
-from itertools import combinations
-
 import numpy as np
 import pytest
 from build import kept, observation, observe_rows, run, stream
@@ -12,7 +10,6 @@ from kvlab.reference.cache import State
 from kvlab.reference.methods.caote import (
     eviction_error,
     fast_eviction_error,
-    joint_error,
     normalize,
 )
 
@@ -54,15 +51,6 @@ def test_the_score_is_the_eviction_error(seed):
     h, values = random_case(seed)
     suffered = [np.linalg.norm(output(h, values) - output(h, values, {j})) for j in range(len(h))]
     np.testing.assert_allclose(eviction_error(h, values), suffered, atol=FLOAT64)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 5))
-def test_the_joint_error_is_what_a_set_costs(seed, size):
-    h, values = random_case(seed)
-    for chosen in combinations(range(len(h)), size):
-        evicted = np.isin(np.arange(len(h)), chosen)
-        suffered = np.linalg.norm(output(h, values) - output(h, values, set(chosen)))
-        assert joint_error(h, values, evicted) == pytest.approx(suffered, abs=FLOAT64)
 
 
 def test_a_dominant_weight_keeps_its_digits():

@@ -7,6 +7,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.conformance.made import recording
+from kvlab.reference.generate import choose
 from kvlab.reference.methods.desirekv import (
     BitsBySensitivity,
     DesireKV,
@@ -34,7 +35,7 @@ def test_sensitivity_by_hand():
     Token 2: 8.75 twice. Relative to the largest: ½, 0, 1."""
     calm = np.arange(8.0)
     keys = np.array([[[*BLOCK, *calm], [*calm, *calm], [*BLOCK, *BLOCK]]])
-    relative = sensitivity(keys, np.ones((1, 3), dtype=bool), group=8)
+    relative = sensitivity(keys / 10, np.ones((1, 3), dtype=bool), group=8)
     np.testing.assert_allclose(relative, [0.5, 0.0, 1.0], atol=FLOAT64)
     np.testing.assert_array_equal(sensitivity(keys[:, 1:2], np.ones((1, 1), bool), 8), [0.0])
     seen, all_three = observation([[1 / 3] * 3], keys=keys), np.ones((1, 3), dtype=bool)
@@ -50,20 +51,26 @@ def test_a_short_last_block_uses_its_own_length():
 
 
 def test_the_token_after_a_doubt_is_marked():
-    """Confidence of tokens 2..5: .9 .2 .8 .7, λ = .5: token 4 follows token 3.
-    At λ itself a token is confident enough."""
-    confidence = np.array([np.nan, np.nan, 0.9, 0.2, 0.8, 0.7])
-    seen = observation([[1 / 6] * 6], prompt=2, confidence=confidence)
-    window = np.array([[False, False, True, True, True, True]])
+    """Confidence of tokens 2..5: .9 .2 .8 .1, λ = .5: token 4 follows token 3, and what follows
+    token 5 is not decided about. At λ itself a token is confident enough."""
+    confidence = np.array([np.nan, np.nan, 0.9, 0.2, 0.8, 0.1, 0.9])
+    seen = observation([[1 / 7] * 7], prompt=2, confidence=confidence)
+    window = np.array([[False, False, True, True, True, True, False]])
     for options, expected in (
         ({"doubt_threshold": 0.5}, [4]),
         ({"doubt_threshold": 0.2}, []),
-        ({"doubt_threshold": 0.5, "doubt_shift": 0}, [3]),
+        ({"doubt_threshold": 0.5, "doubt_shift": 0}, [3, 5]),
         ({"doubt_quantile": 0.5, "doubt_shift": 0}, [3, 5]),
     ):
         marks = doubtful(DesireKV(**options), seen, window)
         assert np.flatnonzero(marks[0]).tolist() == expected
     assert not doubtful(DesireKV(protection="none"), seen, window).any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_confidence_is_the_largest_probability_at_temperature_1(temperature):
+    _, confidence = choose(np.log([0.2, 0.5, 0.3]), temperature, np.random.default_rng(0))
+    assert confidence == pytest.approx(0.5, abs=FLOAT64)
 
 
 @pytest.mark.parametrize(

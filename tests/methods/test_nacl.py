@@ -2,7 +2,7 @@ from itertools import permutations
 
 import numpy as np
 from build import asked_once, kept, run, stream
-from tolerances import MONTE_CARLO
+from tolerances import FLOAT64, MONTE_CARLO
 
 from kvlab.reference import methods
 
@@ -55,6 +55,14 @@ def test_heads_and_layers_draw_independently_and_repeatably():
     )
     np.testing.assert_array_equal(one, again)
     assert (one[0] != one[1]).any() and (one != other).any()
+
+
+def test_proxies_are_summed_and_heads_averaged():
+    """Two query heads, equal logits: the last two of four rows give each entry 1/i."""
+    queries, policy = np.zeros((1, 2, 4, 1)), methods.get("nacl@proxy_share=0.5", 300)
+    (result,) = run(policy, queries, queries[0, :1], queries[0, :1], prompt=4)
+    proxy = policy.score.proxy_attention(result.cache.state, result.seen)
+    np.testing.assert_allclose(proxy[0], [7 / 12, 7 / 12, 7 / 12, 1 / 4], atol=FLOAT64)
 
 
 def test_one_percent_of_the_prompt_is_protected():

@@ -1,5 +1,5 @@
 import numpy as np
-from build import kept, observe_rows
+from build import kept, observation, observe_rows
 
 from kvlab.reference import methods
 
@@ -24,9 +24,9 @@ def test_the_top_half_is_stamped_instead_of_a_threshold():
 
 def test_page_bound_by_hand():
     """Keys (1, −2) and (3, 1), query (2, −1): kmax = (3, 1), kmin = (1, −2).
-    Σ max(q·kmax, q·kmin) = max(6, 2) + max(−1, 2) = 8 ≥ every q·k (4 and 5)."""
-    from build import observation
-
-    seen = observation([[0.5, 0.5]], keys=[[1, -2], [3, 1]], queries=[[2, -1]])
+    Σ max(q·kmax, q·kmin) = max(6, 2) + max(−1, 2) = 8 ≥ every q·k (4 and 5). Of a second query
+    head, (1, 0), it is 3."""
+    attention, keys = np.full((1, 2, 1, 2), 0.5), [[1, -2], [3, 1]]
+    seen = observation(attention, keys=keys, queries=[[2, -1], [1, 0]])
     policy = methods.get("raas@page=2,pin_prompt=false", 4)
     assert policy.score.bound(seen, 0, 0, np.array([True, True])) == 8

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from build import asked_once
 from tolerances import FLOAT64
 
@@ -28,13 +29,15 @@ def test_the_quirk_of_the_code_protects_the_first_token():
     assert (quirk[0] < plain[0]) == similar_to_first
 
 
-def test_importance_by_hand():
+@pytest.mark.parametrize("mix", [1.0, 0.3])
+def test_scores_by_hand(mix):
     """One query 1, keys ln 1, ln 2, ln 1 and its own: softmax over the candidates alone is
-    (1/4, 1/2, 1/4), whose maximum over 7 neighbours is 1/2 everywhere."""
-    policy = methods.get("rkv@window=1,mix=1.0", 3)
+    (1/4, 1/2, 1/4), whose maximum over 7 neighbours is 1/2 everywhere. Of the two keys that point
+    the same way each spares the other, so that R is 1/4 everywhere, too."""
+    policy = methods.get(f"rkv@window=1,mix={mix}", 3)
     candidates = np.array([[True, True, True, False]])
     scores = policy.score.score(*asked_once(policy, [0.25] * 4, [1, 2, 1, 5]), candidates, 2)
-    np.testing.assert_allclose(scores[0, :3], 0.5, atol=FLOAT64)
+    np.testing.assert_allclose(scores[0, :3], mix / 2 - (1 - mix) / 4, atol=FLOAT64)
 
 
 def test_a_zero_key_is_similar_to_none():

@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from build import asked_once, kept, run, stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from kvlab.reference.policy import Never
 from kvlab.reference.windows import max_pool, mean_pool
 
 
@@ -17,6 +21,23 @@ def test_five_entries_by_hand():
     np.testing.assert_allclose(scores[0, :4], np.array([0.5, 0.7, 0.4, 0.3]) / 3, atol=FLOAT64)
     np.testing.assert_allclose(scores[0, 4], 0.2, atol=FLOAT64)
     assert kept(policy, state, seen) == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("snapkv@window=2,kernel=1", 1 / 3 + 1 / 4),
+        ("rpc@interval=4,selector=2,kernel=1", 1 / 2 + 1 / 2),  # over the candidates alone
+        ("tova", 1 / 4),
+    ],
+)
+def test_rows_are_summed_and_heads_averaged(spec, expected):
+    """Two KV heads of two query heads, equal logits: row i gives each entry 1/i."""
+    queries, policy = np.zeros((2, 2, 4, 1)), replace(methods.get(spec, 9), schedule=Never())
+    (result,) = run(policy, queries, queries[0], queries[0], prompt=4)
+    candidates = result.seen.positions < 2
+    scores = policy.score.score(result.cache.state, result.seen, candidates, 1)
+    np.testing.assert_allclose(scores[:, :2], expected, atol=FLOAT64)
 
 
 def test_pooling_at_the_border_loses_the_mass_of_the_sink():

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from kvlab.reference.proofs.tables import FILE, table_claims
 ALL = claims()
 FROM_TABLES = {claim.tag for name in PAPERS for claim in table_claims(name)}
 NEIGHBOURS = tomllib.loads((Path(__file__).parent / "neighbours.toml").read_text("utf-8"))
+ITEMS = json.loads((Path(__file__).parents[2] / "docs" / "claims.json").read_text("utf-8"))
+WRITTEN = {tag: finding for item in ITEMS for tag, finding in item["claims"].items()}
 every_claim = pytest.mark.parametrize("claim", ALL, ids=lambda claim: f"{claim.paper}-{claim.tag}")
 
 
@@ -45,6 +48,7 @@ def test_a_claim_ends_as_registered(claim):
     assert finding.evidence, "a finding says what was computed"
     assert finding.verdict.fails == bool(finding.counterexample)
     assert not finding.verdict.fails or claim.kind is Kind.PRINTED
+    assert bool(finding.reading) == bool(WRITTEN[claim.tag]["reading"])
 
 
 @every_claim

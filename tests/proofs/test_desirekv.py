@@ -14,7 +14,6 @@ from kvlab.reference.policy import Never
 from kvlab.reference.proofs import desirekv as proofs
 from kvlab.reference.simulator.observed import observe_heads
 from kvlab.reference.streams import Stream, run_stream
-from kvlab.reference.windows import mean_pool
 
 
 def keys():
@@ -41,12 +40,13 @@ def test_a_full_cache_holds_the_bytes_of_equation_2():
     assert result.cache.nbytes == tokens * heads * (d + d) * 16 / 8
 
 
-def test_the_method_averages_attention_by_equation_3():
+@pytest.mark.parametrize("radius", [0, 3])
+def test_the_method_averages_and_smooths_attention_by_equations_3_and_4(radius):
     """Two KV heads of two query heads each; P = 12 candidates, R = 4 window queries, no prompt but
-    one token; nothing is smoothed."""
+    one token; beyond the window lie zeros."""
     P, R, d = 12, 4, 8
     t = 1 + P + R
-    policy = methods.get(f"desirekv@interval={P},selector={R},radius=0")
+    policy = methods.get(f"desirekv@interval={P},selector={R},radius={radius}")
     queries = np.random.default_rng(0).normal(size=(2, 2, t, d))
     keys = np.random.default_rng(1).normal(size=(2, t, d))
     stream = Stream(queries, keys, keys, np.full(t, 0.5), 1, (1,) * t)
@@ -58,7 +58,8 @@ def test_the_method_averages_attention_by_equation_3():
             expected += np.exp(logits) / np.exp(logits).sum()
     members = decision_window(policy.score.options, last.seen)
     scores = policy.score.score(last.cache.state, last.seen, members, P)
-    np.testing.assert_allclose(scores[0][candidates], expected / (R * 4), rtol=FLOAT64)
+    smoothed = np.convolve(expected / (R * 4), np.ones(2 * radius + 1) / (2 * radius + 1), "same")
+    np.testing.assert_allclose(scores[0][candidates], smoothed, rtol=FLOAT64)
 
 
 def test_the_method_joins_blocks_by_equations_5_7_and_8():
@@ -70,10 +71,3 @@ def test_the_method_joins_blocks_by_equations_5_7_and_8():
         expected.append(float(sum(scores)) / 6)
     found = method.sensitivity(keys, np.ones((2, 9), dtype=bool), 8)
     np.testing.assert_allclose(found, np.array(expected) / max(expected), rtol=FLOAT64)
-
-
-def test_the_method_smooths_as_equation_4_reads():
-    rng = np.random.default_rng(1)
-    raw = rng.random((1, 20))
-    expected = [sum(raw[0, i + t] for t in range(-3, 4) if 0 <= i + t < 20) / 7 for i in range(20)]
-    np.testing.assert_allclose(mean_pool(raw, 7, "zero")[0], expected, rtol=FLOAT64)

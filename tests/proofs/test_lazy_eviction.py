@@ -9,14 +9,7 @@ from kvlab.reference import methods
 from kvlab.reference.methods.lazy_eviction import decreasing
 from kvlab.reference.proofs import lazy_eviction as proofs
 from kvlab.reference.proofs.lazy_eviction import FORMS
-from kvlab.reference.streams import Stream, run_stream
-
-
-def random_stream(prompt, generated, seed):
-    """One KV head of one query head; every token is a block of its own."""
-    t = prompt + generated
-    queries, keys, values = np.random.default_rng(seed).normal(size=(3, 1, t, 8))
-    return Stream(queries[None], keys, values, np.full(t, np.nan), prompt, (1,) * t)
+from kvlab.reference.streams import Source, random_stream, run_stream
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -41,7 +34,8 @@ def test_the_methods_forms_are_those_of_the_proof(name):
 def test_the_method_tracks_and_scores_by_equations_1_and_2(options, formula, start, seed):
     prompt, generated, threshold = 4, 30, 0.06
     policy = methods.get(f"lazy_eviction@window=31,threshold={threshold}{options}", 40)
-    results = list(run_stream(policy, random_stream(prompt, generated, seed)))
+    stream = random_stream(Source("tracked", seed), 1, 1, 8, prompt, generated, 1)
+    results = list(run_stream(policy, stream))
     cache, seen = results[-1].cache, results[-1].seen
     rows = [result.seen.attention[0, 0, 0] for result in results]
     everything = np.ones((1, prompt + generated), dtype=bool)
@@ -56,7 +50,7 @@ def test_the_method_tracks_and_scores_by_equations_1_and_2(options, formula, sta
 def test_the_methods_cache_has_the_sizes_of_algorithm_1():
     prompt, budget, window = 3, 6, 4
     policy = methods.get(f"lazy_eviction@window={window}", budget)
-    results = list(run_stream(policy, random_stream(prompt, 20, seed=0)))
+    results = list(run_stream(policy, random_stream(Source("sizes"), 1, 1, 8, prompt, 20, 1)))
     found = [result.seen.positions.shape[1] for result in results[prompt:]]
     expected = proofs.sizes(prompt, budget, window, lambda n, B: n > B, 20)
     assert [*found, len(results[-1].cache)] == expected

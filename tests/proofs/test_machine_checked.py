@@ -16,7 +16,7 @@ from kvlab.reference import methods
 from kvlab.reference.attention import softmax, weighted_values
 from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.methods.lazy_eviction import LazyEviction, Recurrence
-from kvlab.reference.proofs import lazy_eviction, machine_checked
+from kvlab.reference.proofs import claims, lazy_eviction, machine_checked
 from kvlab.reference.streams import Source, random_stream, run_stream
 
 FOLDER = Path(str(machine_checked.FOLDER))
@@ -122,6 +122,7 @@ def test_a_theorem_is_about_what_its_function_computes(theorem):
 def test_every_theorem_says_what_it_is_about():
     texts = [path.read_text("utf-8") for path in FOLDER.glob("*.v")]
     assert sum(text.count("\nTheorem ") for text in texts) == len(ALL) >= 5
+    assert all(claims(theorem.paper, theorem.claims) for theorem in ALL)
 
 
 @needs_coqc

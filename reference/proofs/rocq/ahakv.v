@@ -46,6 +46,7 @@ Proof.
 Qed.
 
 (* Paper: Mechanism 2, Eq. 4, every n
+   Claims: AK-1
    About: kvlab.reference.methods.h2o.AccumulatedAttention
    Python: expected_h2o(k + 1) - expected_h2o(k) == -1 / k *)
 Theorem accumulated_attention_falls (j : nat) : (1 <= j < n)%nat ->
@@ -61,6 +62,7 @@ Proof.
 Qed.
 
 (* Paper: Mechanism 2, Eq. 5, every n and r; all candidates are at most n - r + 1
+   Claims: AK-2
    About: kvlab.reference.methods.ahakv.SharpenedRecentAttention.accumulated
    Python: expected_recent(1) == expected_recent(n - r + 1) *)
 Theorem recent_rows_favour_no_position (j k : nat) :
@@ -73,6 +75,7 @@ Qed.
 End accumulated.
 
 (* Paper: Mechanism 2, Eq. 5, refuted as printed: the sum over i = n − r … n has r + 1 rows, not r
+   Claims: AK-2b
    About: kvlab.reference.windows.remember_queries
    Python: rows_summed == r == len(range(n - r + 1, n + 1)); len(range(n - r, n + 1)) == r + 1 *)
 Theorem printed_sum_has_another_row (n r : nat) : (r <= n)%nat ->
@@ -85,6 +88,7 @@ Proof.
 Qed.
 
 (* Paper: Mechanism 1, Eq. 12: λ brings log i − λ²d/2 to log k, and no other positive λ does
+   Claims: AK-4
    About: kvlab.reference.methods.ahakv.SharpenedRecentAttention.factors
    Python: gain == sqrt(2 * log(n / k) / d) * sqrt(d); log(n) - (gain / sqrt(d)) ** 2 * d / 2
            == log(k) *)

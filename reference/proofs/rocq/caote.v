@@ -45,6 +45,7 @@ Proof.
 Qed.
 
 (* Paper: Theorem 3.1, Eq. 12 to 15
+   Claims: CA-1
    About: kvlab.reference.attention.softmax
    Python: softmax(logits, stays)[i] == alpha[i] / (1 - alpha[j]) *)
 Theorem theorem_3_1 (i : nat) : α′ i = α i / (1 - α j).
@@ -63,6 +64,7 @@ Proof.
 Qed.
 
 (* Paper: Theorem 3.2, Eq. 19, as an equality of vectors
+   Claims: CA-2
    About: kvlab.reference.attention.weighted_values
    Python: X - X_j == alpha[j] / (1 - alpha[j]) * (v[j] - X) *)
 Theorem change_of_the_output : minus X X' = scal (α j / (1 - α j)) (minus (v j) X).
@@ -71,6 +73,7 @@ Proof.
 Qed.
 
 (* Paper: Theorem 3.2, Eq. 8, 9 and 16 to 19, in any norm
+   Claims: CA-2, CA-2b
    About: kvlab.reference.methods.caote.eviction_error
    Python: eviction_error(h, v, p)[j] == h[j] / (1 - h[j]) * norm(h @ v - v[j], p) == norm(h @
            v - h_j @ v, p) *)
@@ -113,6 +116,7 @@ Proof.
 Qed.
 
 (* Paper: Appendix A, several evictions, which the paper calls non-trivial and leaves out
+   Claims: CA-4a
    About: kvlab.reference.methods.caote.joint_error
    Python: joint_error(alpha, v, E) == norm(alpha[E] @ (v[E] - X)) / (1 - alpha[E].sum()) ==
            norm(X - X_E) *)
@@ -151,6 +155,7 @@ Proof.
 Qed.
 
 (* Paper: Theorem 3.2 for attention, every number of entries from two on, in any norm
+   Claims: CA-2b
    About: kvlab.reference.methods.caote.eviction_error
    Python: eviction_error(alpha, v, p)[j] == alpha[j] / (1 - alpha[j]) * norm(X - v[j], p) ==
            norm(X - X_j, p) *)
@@ -213,6 +218,7 @@ Proof.
 Qed.
 
 (* Paper: Theorem B.1, Eq. 24 to 34
+   Claims: CA-5
    About: kvlab.reference.methods.h2o.AccumulatedAttention
    Python: h2o.sum() == b + 1 *)
 Theorem theorem_b_1 : (1 <= b)%nat -> sum_n h b = INR b + 1 /\ sum_n h b > 1.
@@ -266,6 +272,7 @@ Proof.
 Qed.
 
 (* Paper: Theorem B.1 after evictions, of which the paper's proof assumes that there were none
+   Claims: CA-5b
    About: kvlab.reference.methods.h2o.AccumulatedAttention
    Python: totals == tokens - gone *)
 Theorem scores_after_evictions h t gone : reached h t gone -> total h = INR t - gone.
@@ -276,6 +283,7 @@ Proof.
 Qed.
 
 (* Paper: §3.2, CAOTE for H2O: while generating, the scores sum to more than 1
+   Claims: CA-5b
    About: kvlab.reference.methods.h2o.AccumulatedAttention
    Python: all(totals > 1) *)
 Theorem scores_exceed_1_while_generating h t gone row : reached h t gone -> (1 <= length h)%nat ->
@@ -311,6 +319,7 @@ Definition logits_3 (W_O : V -> U) (x : U) (A : V) : L :=
   let half := plus x (W_O A) in W_H (plus half (W_FFN half)).  (* Eq. 43 to 46 *)
 
 (* Paper: Appendix B.2, case 1, Eq. 35 to 42
+   Claims: CA-10a
    About: kvlab.reference.attention.weighted_values
    Python: W_H @ (x + W_O @ X_j) - W_H @ (x + W_O @ X) == W_H @ W_O @ (X_j - X) *)
 Theorem logit_error_case_1 {O : ModuleSpace R_AbsRing} (W_O : O -> U) (x : U) (A A' : O) :
@@ -322,6 +331,7 @@ Proof.
 Qed.
 
 (* Paper: Appendix B.2, case 2; W_O of the concatenated heads is the sum of the heads' projections
+   Claims: CA-10b
    About: kvlab.reference.attention.weighted_values
    Python: W_H @ (x + W_2 @ hstack([X_j, X_E])) - W_H @ (x + W_2 @ hstack([X, X])) == W_H @
            W_2 @ hstack([X_j - X, X_E - X]) *)
@@ -344,6 +354,7 @@ Proof.
 Qed.
 
 (* Paper: Appendix B.2, case 3, Eq. 43 to 51
+   Claims: CA-10c
    About: kvlab.reference.attention.weighted_values
    Python: W_H @ (y_j + W_FFN @ y_j) - W_H @ (y + W_FFN @ y) == W_H @ (W_O @ (X_j - X) + W_FFN
            @ W_O @ (X_j - X)) *)

@@ -37,6 +37,7 @@ Proof.
 Qed.
 
 (* Paper: §4, evicting every W steps where |S_t| > B: every prompt, B, W and step t
+   Claims: LE-4
    About: kvlab.reference.policy.EveryDecode
    Python: held == sizes[:-1] + 1; max(held) <= max(prompt, B) + W *)
 Theorem cache_stays_within_budget_and_window t : (S (size t) <= Nat.max prompt B + W)%nat.
@@ -46,6 +47,7 @@ Proof.
 Qed.
 
 (* Paper: §4: the budget is kept after every eviction, once W tokens are generated
+   Claims: LE-4
    About: kvlab.reference.policy.EveryDecode
    Python: left == sizes[1:]; max(left[W - 1 :: W]) <= B *)
 Theorem budget_is_kept k : (1 <= k)%nat -> (size (k * W) <= B)%nat.
@@ -58,6 +60,7 @@ End bound.
 
 (* Paper: Algorithm 1, line 8, refuted as printed: it evicts while B ≥ |K|, so a prompt above the
           budget is never cut, and the cache grows beyond any number
+   Claims: LE-4b
    About: kvlab.reference.proofs.lazy_eviction.sizes
    Python: of_line_8 == B + 1 + t *)
 Theorem line_8_never_evicts prompt B W : (B < prompt)%nat ->
@@ -86,6 +89,7 @@ Qed.
 
 (* Paper: §4, H2-score, refuted as printed: tokens with smaller MRI are to be rated higher, but H2
           rises with MRI, strictly and everywhere beyond 1
+   Claims: LE-1
    About: kvlab.reference.methods.lazy_eviction.Recurrence.interval_score
    Python: printed(m) == 2 / (1 + exp(1 / (m - 1))); printed(m) < printed(m + 1) *)
 Theorem printed_h2_rises m1 m2 : 1 < m1 < m2 -> H2 m1 < H2 m2.
@@ -96,6 +100,7 @@ Proof.
 Qed.
 
 (* Paper: §4 and Appendix D, H2-score, in the authors' code: it falls, from 1 at MRI = 1, above 0
+   Claims: LE-1
    About: kvlab.reference.methods.lazy_eviction.Recurrence.interval_score
    Python: code(m) == 2 / (1 + exp(m - 1)); code(1.0) == 1; 0 < code(m + 1) < code(m) *)
 Theorem h2_of_the_code_falls m1 m2 : 1 <= m1 < m2 ->
