@@ -334,7 +334,7 @@ def _columns(row: Any, first: Any, last: Any) -> Any:
 def theorem_b_1() -> Finding:
     """When b + 1 tokens pass the model at once, their H2O scores sum to b + 1, which is above 1."""
     row = sympy.simplify(_columns(e, 1, i) / S).subs(_columns(e, 1, i), S)  # A_ij is e_ij / S_i
-    total = sympy.Sum(row, (i, 1, b + 1)).doit()
+    total: Any = sympy.Sum(row, (i, 1, b + 1)).doit()
     if row != 1 or total != b + 1 or not (total - 1).is_positive:
         return refuted(f"a row adds {row}, all rows {total}")
     return proved("SymPy: by Eq. 31 and 32 the rows are summed, each adds 1, all b + 1: every b")
