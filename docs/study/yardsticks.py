@@ -6,6 +6,7 @@ PYTHONPATH=docs:tests:tests/conformance python -m study.yardsticks docs  # store
 import json
 import sys
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, product
@@ -19,13 +20,15 @@ from mutants import BUGS, ROOT, SIZED_BUGS, Bug, Copy
 from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
-from kvlab.reference.conformance.made import plain_cases
+from kvlab.reference.conformance.made import method_cases, sized_cases
 from kvlab.reference.conformance.targets import answer
 from kvlab.reference.conformance.vectors import Case, Expected
+from kvlab.reference.method import Example
 
 NEAR, FACTOR, SEEDS = 1e-2, 1.5, 4  # of flashinfer-bench, SOL-ExecBench; of gpuemu; of controls
 RULES = ("all within 1e-2", "99 % within 1e-2", "95 % within 1e-2", "1.5 × p95 of controls", "ours")
 SETS = {"plain": "plain random shapes", "published": "our published cases"}
+PLAIN_BUDGET = 128  # of the plain stream's 256 entries
 CONTROL = Bug("", "", ROOT / "attention.py", (("shape[-1])", "shape[-1], dtype=np.float32)"),))
 copied = lru_cache(32)(Copy)
 
@@ -36,7 +39,11 @@ def cases(target: str, kind: str, seed: int = 0) -> list[Case]:
     if kind == "published":
         return [replace(case, expected=answer(case)) for case in found]
     budgets = {case.method: case.parameters["budget"] for case in found if case.method}
-    return plain_cases(target, budgets, seed)
+    found = [] if budgets else [*sized_cases("plain", seed, target.__eq__)]
+    for spec, budget in budgets.items():
+        with suppress(ValueError):  # the prompt is protected, and exceeds the budget
+            found += method_cases(Example(spec, budget and PLAIN_BUDGET), "plain", seed)
+    return found
 
 
 def judged(case: Case, e: Expected, x: np.ndarray, limit: float = np.inf) -> tuple[set[str], float]:

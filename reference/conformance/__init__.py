@@ -3,33 +3,24 @@
 ``check("h2o.score", my_function)`` or ``kvlab conformance run my_kernel.py``: see
 docs/conformance.md. An operation is described in ``operations.toml`` and answered by a function of
 `blocks`, `stages` or `whole_cache`. Its cases are read (`vectors`) or drawn (`made`, of `draws` and
-``drawn.toml``), and compared in one place, `vectors.difference`. The published vectors lie in
-``vectors/``, ``caches/``, ``caches_1.1/`` and ``memory_1.2/``; ``kvlab conformance verify``
-compares them with today's reference. A method without published vectors is tested on cases that are
-made on the spot, from its examples.
+``drawn.toml``), and compared in one place, `vectors.difference`. The published vectors lie in the
+folders that `vectors.SPECIFICATIONS` names; ``kvlab conformance verify`` compares them with today's
+reference. A method without published vectors is tested on cases that are made on the spot, from its
+examples.
 """
 
 from kvlab.reference.conformance.checker import cases, check, published
-from kvlab.reference.conformance.implementation import (
-    Functions,
-    Implementation,
-    NotTestedError,
-    load,
-)
+from kvlab.reference.conformance.implementation import NotTestedError, load
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.program import Program
-from kvlab.reference.conformance.report import Group, Outcome, Report, Status, to_plain
+from kvlab.reference.conformance.report import Report, Status
 from kvlab.reference.conformance.vectors import Case, Expected, difference
 
 __all__ = [
     "Case",
     "Expected",
-    "Functions",
-    "Group",
-    "Implementation",
     "Isolated",
     "NotTestedError",
-    "Outcome",
     "Program",
     "Report",
     "Status",
@@ -38,5 +29,4 @@ __all__ = [
     "difference",
     "load",
     "published",
-    "to_plain",
 ]

@@ -13,7 +13,7 @@ from kvlab.reference.conformance.vectors import Expected
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.notation import Array
-from kvlab.reference.precisions import OnArrival, precisions
+from kvlab.reference.precisions import OnArrival, precisions, turboquant
 from kvlab.reference.quantization import Quantized, pack, quantize, unpack
 from kvlab.reference.selection import keep_set
 from kvlab.reference.windows import max_pool, mean_pool
@@ -169,6 +169,18 @@ def code_of(precision: str) -> Code:
     found = precisions()[precision]
     assert isinstance(found, OnArrival)
     return found.keys
+
+
+def matrices(precision: str, d: int) -> dict[str, Array]:
+    """Return what ``turboquant`` draws for keys of d channels, and the centroids of its values."""
+    stored = precisions()[precision]
+    if not isinstance(stored, OnArrival) or not hasattr(stored.values, "seed"):
+        return {}
+    found, keys = {"rotation": turboquant.rotation(d, turboquant.SEED)}, stored.keys
+    if isinstance(keys, turboquant.TurboQuantProd):
+        found["projection"], keys = turboquant.projection(d, turboquant.SEED), keys.first
+    widths = {"centroids": keys.bits, "value_centroids": stored.values.bits}
+    return found | {name: turboquant.codebook(bits, d) for name, bits in widths.items()}
 
 
 def encoded(code: Code, x: Array, first: Array) -> tuple[Array, tuple[Array, ...], Array | None]:

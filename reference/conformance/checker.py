@@ -17,13 +17,17 @@ from kvlab.reference.conformance.implementation import (
     LostError,
     NotTestedError,
 )
-from kvlab.reference.conformance.made import drawn_case, method_cases, sized_cases
+from kvlab.reference.conformance.made import (
+    drawn_case,
+    method_cases,
+    sized_cases,
+    with_matrices,
+)
 from kvlab.reference.conformance.publishing import published_methods
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
-from kvlab.reference.conformance.targets import STEPS, operation_of
-from kvlab.reference.conformance.vectors import LATEST, Case, difference, read
+from kvlab.reference.conformance.targets import STEPS, mistake_in, operation_of
+from kvlab.reference.conformance.vectors import LATEST, Case, read
 from kvlab.reference.conformance.whole_cache import first_calls
-from kvlab.reference.notation import Array
 from kvlab.reference.streams import Source
 
 SECONDS = 5.0
@@ -53,7 +57,7 @@ Progress = Callable[[int, int, str], None]
 @lru_cache(maxsize=2)
 def published(spec: str = LATEST) -> tuple[Case, ...]:
     """Return the cases that come with the package, of a version of the specification."""
-    return tuple(read(spec=spec))
+    return tuple(map(with_matrices, read(spec=spec)))
 
 
 @lru_cache(maxsize=64)
@@ -285,7 +289,7 @@ def _mistake(under_test: Implementation, case: Case) -> str | None:
         return str(why)
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return f"{type(error).__name__}: {error}"
-    return _difference(case, found, under_test.precision)
+    return mistake_in(case, found, under_test.precision)
 
 
 def _right_without_slices(under_test: Any, case: Case) -> bool:
@@ -297,28 +301,6 @@ def _right_without_slices(under_test: Any, case: Case) -> bool:
     finally:
         under_test.slices = True
     return alone and _mistake(under_test, case) is not None
-
-
-def _difference(case: Case, found: Mapping[str, Array], precision: str) -> str | None:
-    """Return what is wrong with the first wrong output.
-
-    Shapes are compared first, then survivors, because numbers follow from them. The operation's
-    ``judge`` comes last, because it looks at all outputs together.
-    """
-    operation = operation_of(case.target)
-    for name, expected in case.expected.items():
-        if name in found and found[name].shape != expected.value.shape:
-            return f"{name} {difference(expected, found[name])}"
-        if name not in found and not operation.outputs[name].optional:
-            return f"{name} was not returned"
-    for name in sorted(case.expected, key=lambda name: case.expected[name].kind == "numbers"):
-        if name in found:
-            axes = operation.outputs[name].axes
-            reason = difference(case.expected[name], found[name], precision, axes)
-            if reason is not None:
-                return f"{name} {reason}"
-    reason = None if operation.judge is None else operation.judge(found, case.parameters)
-    return None if reason is None else f"{next(iter(case.expected))} {reason}"
 
 
 # --- small cases ---------------------------------------------------------------------------------

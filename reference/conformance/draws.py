@@ -17,13 +17,6 @@ from kvlab.reference.conformance import blocks
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions.fp8 import FORMATS, FP8
 from kvlab.reference.precisions.nvfp4 import BLOCK, NVFP4
-from kvlab.reference.precisions.turboquant import (
-    TurboQuantMSE,
-    TurboQuantProd,
-    codebook,
-    projection,
-    rotation,
-)
 from kvlab.reference.quantization import quantize, unpack
 from kvlab.reference.streams import Source
 
@@ -314,12 +307,8 @@ def _to_encode(
         x = np.where(doubtful, ENCODED[variant](source.normal(G, n, d)), x)
     else:
         return None
-    inputs = {"x": x, "first": x[:, :FIRST]}
-    if isinstance(code, TurboQuantMSE | TurboQuantProd):
-        bits = code.width - isinstance(code, TurboQuantProd)
-        inputs |= {"rotation": rotation(d, code.seed), "centroids": codebook(bits, d)}
-    if isinstance(code, TurboQuantProd):
-        inputs["projection"] = projection(d, code.seed)
+    inputs = {"x": x, "first": x[:, :FIRST], **blocks.matrices(precision, d)}
+    inputs.pop("value_centroids", None)
     return inputs, {"precision": precision}
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -79,7 +80,7 @@ class Functions:
     """Number format of the vectors that the functions get."""
     slices: bool = True
     """Whether some inputs are slices."""
-    _convert: Callable[[Array], Any] = field(init=False, repr=False)
+    convert: Callable[[Array], Any] = field(init=False, repr=False)
     _memory: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class Functions:
             raise ValueError("precision = 'bfloat16' needs arrays that have it, as torch has")
         for target, function in self.functions.items():
             _check_function(target, function)
-        self._convert = _converter(self.arrays, self.device)
+        self.convert = _converter(self.arrays, self.device)
 
     def offers(self, target: str) -> bool:
         """Whether there is a function for a target."""
@@ -101,7 +102,7 @@ class Functions:
         if pattern is None:
             raise NotTestedError("no function")
         function, operation = self.functions[pattern], operation_of(case.target)
-        inputs = {name: self._given(name, x, operation) for name, x in case.inputs.items()}
+        inputs = {name: self.given(name, x, operation) for name, x in case.inputs.items()}
         available = {
             **dict.fromkeys((*operation.inputs, *operation.parameters)),
             **case.parameters,
@@ -113,15 +114,15 @@ class Functions:
                 returned = function(**_named(case.target, function, available))
         except NotImplementedError as reason:
             raise NotTestedError(str(reason) or "not implemented") from None
-        found = {name: np.array(x) for name, x in _outputs_of(returned, case, operation).items()}
+        found = {name: np.array(x) for name, x in outputs_of(returned, case, operation).items()}
         for name in inputs.keys() - operation.outputs.keys():
-            after = _to_numpy(inputs[name])
+            after = to_numpy(inputs[name])
             before = case.inputs[name].astype(after.dtype)
             if not np.array_equal(before, after, equal_nan=after.dtype.kind == "f"):
                 raise FailedError(f"the input {name} was changed by the call")
         return found
 
-    def _given(self, name: str, x: Array, operation: Operation) -> Any:
+    def given(self, name: str, x: Array, operation: Operation) -> Any:
         """Return an input in the array that earlier calls were given, if it has their shape."""
         described = operation.input(name, x)
         made = self._converted(x, described)
@@ -154,13 +155,13 @@ class Functions:
     def _converted(self, x: Array, described: Field) -> Any:
         stored = x.astype(DTYPES[described.kind])
         if not is_vector(described) or self.precision == "float32":
-            return self._convert(stored)
+            return self.convert(stored)
         if not exact_in_16_bits(x):
             raise NotTestedError(f"inputs are not exact in {self.precision}")
         if self.arrays == "numpy":
             return stored.astype(np.float16)
         dtype = getattr(importlib.import_module(self.arrays), self.precision)
-        made = self._convert(stored)
+        made = self.convert(stored)
         return made.to(dtype) if hasattr(made, "to") else made.astype(dtype)
 
 
@@ -206,26 +207,28 @@ def _named(target: str, function: Any, available: Mapping[str, Any]) -> dict[str
     for name, each in parameters.items():
         needed = each.default is each.empty and each.kind is not each.VAR_KEYWORD
         if needed and name not in available:
+            close = get_close_matches(name, available, n=1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
             raise TypeError(
-                f"implementation of {target!r} asks for {name!r}; {target} offers "
+                f"implementation of {target!r} asks for {name!r}{meant}; {target} offers "
                 f"{', '.join(sorted(available))}"
             )
     return {name: x for name, x in available.items() if takes_any or name in parameters}
 
 
-def _outputs_of(returned: Any, case: Case, operation: Operation) -> dict[str, Array]:
+def outputs_of(returned: Any, case: Case, operation: Operation) -> dict[str, Array]:
     """Return outputs by name: of a dictionary, of a tuple in order, or of one array."""
     names = [*case.expected]
     if isinstance(returned, Mapping):
         unknown = set(returned) - {*operation.outputs}
         if unknown:
             raise TypeError(f"{min(unknown)!r} is no output of {case.target}; they are {names}")
-        return {name: _to_numpy(x) for name, x in returned.items() if name in case.expected}
+        return {name: to_numpy(x) for name, x in returned.items() if name in case.expected}
     if not isinstance(returned, tuple):
         returned = (returned,)
     if len(returned) > len(names):
         raise TypeError(f"{len(returned)} outputs for {case.target}; they are {names}")
-    return {name: _to_numpy(x) for name, x in zip(names, returned, strict=False)}
+    return {name: to_numpy(x) for name, x in zip(names, returned, strict=False)}
 
 
 def load(
@@ -265,7 +268,7 @@ def _converter(library: str, device: str | None) -> Callable[[Array], Any]:
     return lambda x: module.asarray(x.copy(), **where)
 
 
-def _to_numpy(x: Any) -> Array:
+def to_numpy(x: Any) -> Array:
     """Return an array of any library in main memory, 16-bit formats as float32."""
     host = x
     if hasattr(x, "detach"):  # PyTorch

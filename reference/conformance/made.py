@@ -1,7 +1,6 @@
 """Makes cases on the spot, with the reference's answers: of drawn inputs, and of streams' steps."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.conformance import draws
+from kvlab.reference.conformance import blocks, draws
 from kvlab.reference.conformance.expecting import logit_size, threshold
 from kvlab.reference.conformance.stages import REMEMBERED
 from kvlab.reference.conformance.targets import (
@@ -20,7 +19,8 @@ from kvlab.reference.conformance.targets import (
     operation_of,
 )
 from kvlab.reference.conformance.vectors import Case
-from kvlab.reference.method import CommonOptions, Example, Wrapper
+from kvlab.reference.conformance.whole_cache import model_in
+from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Full, Policy, Unlimited
 from kvlab.reference.quantization import FULL_BITS
@@ -38,9 +38,6 @@ CLEAR = 1e-4
 
 CLEAR_PER_LOGIT = 4e-6
 """The same, for every unit of the largest logit, whose error is relative to it."""
-
-PLAIN_BUDGET = 128
-"""Entries that a method keeps of the plain stream's 256."""
 
 TIED = ("ties", "repeated_entries")
 """Streams of equal scores."""
@@ -60,7 +57,16 @@ def made_case(name: str, group: str, method: str | None, drawn: draws.Drawn) -> 
     inputs, parameters = drawn
     stored = {key: x.astype(np.float32) if x.dtype.kind == "f" else x for key, x in inputs.items()}
     blank = Case(name, name.partition("/")[0], group, method, parameters, stored, {})
-    return replace(blank, expected=answer(blank))
+    return replace(with_matrices(blank), expected=answer(blank))
+
+
+def with_matrices(case: Case) -> Case:
+    """Hand over the matrices of ``turboquant``, which the files hold for `encode` alone."""
+    if case.operation not in ("run", "whole_cache") or "precision" not in case.parameters:
+        return case
+    inputs, told = case.inputs, case.parameters
+    d = inputs["keys"].shape[-1] if "keys" in inputs else model_in(told["model"]).config.head_dim
+    return replace(case, inputs={**inputs, **blocks.matrices(told["precision"], d)})
 
 
 def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
@@ -78,18 +84,6 @@ def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator
         steps = [step for step in STEPS if wanted(f"{composition(example.spec)}.{step}")]
         if steps and not _is_option(example):
             yield from method_cases(example, size, seed, steps)
-
-
-def plain_cases(target: str, budgets: Mapping[str, int | None], seed: int) -> list[Case]:
-    """Draw one plain shape of a building block, or of a method under each spec in ``budgets``.
-
-    Methods with a budget have `PLAIN_BUDGET`; what does not fit the prompt is left out.
-    """
-    found = [] if budgets else [*sized_cases("plain", seed, target.__eq__)]
-    for spec, budget in budgets.items():
-        with suppress(ValueError):  # the prompt is protected, and exceeds the budget
-            found += method_cases(Example(spec, budget and PLAIN_BUDGET), "plain", seed)
-    return found
 
 
 def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | None:
@@ -246,7 +240,7 @@ def cases_of_stream(
         clock = event.block.clock
         kinds[clock.prefilling, clock.block > 1, event.stores] = event
     fixed = {"budget": example.budget, "softcap": stream.softcap, "prompt": stream.prompt}
-    parameters = {**_options_of(spec), **fixed}
+    parameters = {**options_of(spec), **fixed}
     found = []
 
     def add(step: str, number: int, inputs: dict[str, Array], more: dict[str, int]) -> None:
@@ -269,20 +263,18 @@ def cases_of_stream(
     return found
 
 
-def _options_of(spec: str) -> dict[str, Any]:
-    """Return all hyper-parameters of a method in registry syntax, those of a wrapper first.
+def options_of(spec: str) -> dict[str, Any]:
+    """Return all hyper-parameters of a method in registry syntax, those of every method first.
 
-    An option that a method has itself hides the one of the same name that every method has.
+    An option of a wrapper hides the wrapped method's, and both hide the one of every method.
     """
-    parsed: Any = methods.parse(spec)
-    options: dict[str, Any] = {}
-    common = True
-    while True:
-        own = {f.name: getattr(parsed, f.name) for f in fields(parsed) if f.name != "base"}
-        options = {**options, **own} if common else {**own, **options}
-        if not isinstance(parsed, Wrapper):
-            return options
-        common, parsed = isinstance(parsed, CommonOptions), parsed.base
+    part: Any = methods.parse(spec)
+    common, own = dict[str, Any](), dict[str, Any]()
+    while part is not None:
+        found = {f.name: getattr(part, f.name) for f in fields(part) if f.name != "base"}
+        common, own = (found, own) if isinstance(part, CommonOptions) else (common, found | own)
+        part = getattr(part, "base", None)
+    return common | own
 
 
 def _event_inputs(

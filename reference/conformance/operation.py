@@ -62,8 +62,9 @@ class Operation:
     def input(self, name: str, x: Array) -> Field:
         """Describe an input; an array that a score remembers or draws may have any name."""
         kinds: Mapping[str, Kind] = {"f": "float", "i": "int", "b": "bool"}
+        axes = tuple(f"{name}_{axis}" for axis in range(x.ndim))
         return self.inputs.get(name) or Field(
-            (), kinds[x.dtype.kind], "remembered or drawn by the score"
+            axes, kinds[x.dtype.kind], "remembered or drawn by the score"
         )
 
 

@@ -3,9 +3,10 @@
 ``index.json`` (described by ``schema.json``) names the tensors of every case as ``file/tensor``. A
 tensor that occurs twice is stored once.
 
-Published files never change. The commit 16146a8 made those of the specifications up to 1.1: its
-``kvlab conformance generate`` draws the same inputs and writes the same bytes. Here, today's
-reference answers the stored inputs anew, and `check_answers` compares.
+Published numbers never change. In a clone, ``python -m study.vectors FOLDER`` draws those of the
+specifications from 1.2 on; ``kvlab conformance generate`` of the commit 16146a8 draws the others
+and writes the same bytes, but for the option ``recent`` of three cases, which was wrong. Here,
+today's reference answers the stored inputs anew, and `check_answers` compares.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from kvlab.reference import methods
-from kvlab.reference.conformance.operation import Field, Kind
+from kvlab.reference.conformance.operation import DTYPES, Field, Kind
 from kvlab.reference.conformance.targets import answer, composition, operation_of
 from kvlab.reference.conformance.vectors import (
     FORMAT,
@@ -43,12 +44,7 @@ FIRST = next(iter(SPECIFICATIONS))
 SHARED = {"run": "streams", "whole_cache": "caches"}
 """Files of the operations whose cases share their inputs, whatever the method."""
 
-STORED: Mapping[Kind, type] = {
-    "float": np.float32,
-    "int": np.int32,
-    "bool": np.bool_,
-    "code": np.uint8,
-}
+STORED: Mapping[Kind, type] = {**DTYPES, "int": np.int32}
 """Number formats of the files."""
 
 Add = Callable[[str, Array, Kind], str]

@@ -1,6 +1,7 @@
 """The result of a check: as objects, in words and as plain data; known failures."""
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -153,15 +154,18 @@ def judged(report: Report, known: Mapping[str, str]) -> Report:
 
 
 def shown(failures: Sequence[Outcome]) -> str:
-    """Describe failures, the first ones with their smallest inputs."""
-    described = [describe(each) for each in failures[:IN_FULL]]
-    others = [f"{each.case.name}: {each.reason}" for each in failures[IN_FULL:]]
-    return "\n\n".join([*described, "\n".join(others)]).strip()
+    """Describe failures, the first ones with their smallest inputs; equal reasons once."""
+    alike = Counter(each.reason for each in failures)
+    firsts = {each.reason: each for each in reversed(failures)}
+    told = [describe(firsts[reason], groups) for reason, groups in alike.items()]
+    others = [lines.partition("\n")[0] for lines in told[IN_FULL:]]
+    return "\n\n".join([*told[:IN_FULL], "\n".join(others)]).strip()
 
 
-def describe(outcome: Outcome) -> str:
-    """Say what failed, what its group stresses, and the smallest inputs that still fail."""
-    lines = [f"{outcome.case.name}: {outcome.reason}"]
+def describe(outcome: Outcome, groups: int = 1) -> str:
+    """Say what failed, in how many groups, what they stress, and the smallest inputs that fail."""
+    more = f" (and in {groups - 1} other groups)" if groups > 1 else ""
+    lines = [f"{outcome.case.name}{more}: {outcome.reason}"]
     if outcome.case.group in ABOUT_GROUPS:
         lines.append(f"  the group stresses {ABOUT_GROUPS[outcome.case.group]['stresses']}")
     if outcome.smallest is not None:

@@ -10,8 +10,9 @@ from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.conformance import blocks, stages, whole_cache
 from kvlab.reference.conformance.operation import OPERATIONS, Field, Operation
-from kvlab.reference.conformance.vectors import Case, Expected
+from kvlab.reference.conformance.vectors import Case, Expected, difference
 from kvlab.reference.method import Example
+from kvlab.reference.notation import Array
 
 ANSWERED = (blocks, stages, whole_cache)
 """Files that answer operations, in the order in which these are listed."""
@@ -40,6 +41,28 @@ def answer(case: Case) -> Mapping[str, Expected]:
     method = {} if case.method is None else {"method": case.method}
     with np.errstate(all="ignore"):
         return operation_of(case.target).compute(**given, **case.parameters, **method)
+
+
+def mistake_in(case: Case, found: Mapping[str, Array], precision: str = "float32") -> str | None:
+    """Return what is wrong with the first wrong output, None if nothing is.
+
+    Shapes are compared first, then survivors, because numbers follow from them. The operation's
+    ``judge`` comes last, because it looks at all outputs together.
+    """
+    operation = operation_of(case.target)
+    for name, expected in case.expected.items():
+        if name in found and found[name].shape != expected.value.shape:
+            return f"{name} {difference(expected, found[name])}"
+        if name not in found and not operation.outputs[name].optional:
+            return f"{name} was not returned"
+    for name in sorted(case.expected, key=lambda name: case.expected[name].kind == "numbers"):
+        if name in found:
+            axes = operation.outputs[name].axes
+            reason = difference(case.expected[name], found[name], precision, axes)
+            if reason is not None:
+                return f"{name} {reason}"
+    reason = None if operation.judge is None else operation.judge(found, case.parameters)
+    return None if reason is None else f"{next(iter(case.expected))} {reason}"
 
 
 @lru_cache(maxsize=512)

@@ -1,7 +1,7 @@
 """Test vectors: cases of inputs and outputs, how they are read, and what counts as equal.
 
 This file needs NumPy and safetensors alone. With the vectors and the model beside it, it is the
-package ``kvlab-vectors``, which ``kvlab conformance export DIRECTORY`` writes:
+package ``kvlab-vectors``, which ``kvlab conformance export --out DIRECTORY`` writes:
 
 ```python
 import kvlab_vectors
@@ -26,7 +26,13 @@ from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent
 
-SPECIFICATIONS = {"0.9": "vectors", "1.0": "caches", "1.1": "caches_1.1", "1.2": "memory_1.2"}
+SPECIFICATIONS = {
+    "0.9": "vectors",
+    "1.0": "caches",
+    "1.1": "caches_1.1",
+    "1.2": "memory_1.2",
+    "1.3": "turns_1.3",
+}
 """Versions of the specification, oldest first, and the folder of the cases that each added."""
 
 LATEST = [*SPECIFICATIONS][-1]

@@ -17,11 +17,13 @@ from kvlab.reference import methods
 from kvlab.reference.conformance import publishing, vectors
 from kvlab.reference.conformance.checker import cases, published
 from kvlab.reference.conformance.implementation import exact_in_16_bits, is_vector
+from kvlab.reference.conformance.made import options_of
 from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.targets import operation_of
+from study.vectors import main
 
 FOLDERS = {spec: vectors.HERE / folder for spec, folder in vectors.SPECIFICATIONS.items()}
-CASES = {"0.9": 1469, "1.0": 64, "1.1": 102, "1.2": 19}
+CASES = {"0.9": 1469, "1.0": 64, "1.1": 102, "1.2": 19, "1.3": 3}
 """Cases that each specification added."""
 
 MOST_BYTES = 10 * 2**20
@@ -63,11 +65,18 @@ def test_the_reference_has_not_moved(spec):
     assert len(same) == len((FOLDERS[spec] / vectors.SUMS).read_text().splitlines())
 
 
-def test_whole_caches_have_not_moved():
-    """One of many, bit by bit."""
-    for case in [case for case in published() if case.operation == "whole_cache"][::20]:
-        for name, each in publishing.answered_anew(case).expected.items():
-            np.testing.assert_array_equal(each.value, case.expected[name].value, case.name)
+def test_the_vectors_from_1_2_on_are_drawn_anew_byte_for_byte(tmp_path):
+    main(tmp_path)
+    for folder in tmp_path.iterdir():
+        for file in folder.iterdir():
+            published = vectors.HERE / folder.name / file.name
+            assert file.read_bytes() == published.read_bytes(), "see `later` in study/vectors.toml"
+    assert len([*tmp_path.iterdir()]) == len(FOLDERS) - 3
+
+
+def test_an_option_of_every_method_does_not_hide_the_wrapped_methods_own():
+    for case in (case for case in published() if "recent=2,page=4" in (case.method or "")):
+        assert case.parameters["recent"] == options_of(case.method)["recent"] == 2
 
 
 def test_a_reference_that_has_moved_is_noticed(tmp_path):
