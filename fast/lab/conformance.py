@@ -43,7 +43,7 @@ ARRAYS = "torch"
 # --- building blocks -----------------------------------------------------------------------------
 
 
-def _attend_to(queries, keys, values, positions, query_positions, softcap):
+def _attend_to(queries, keys, values, positions, query_positions, softcap, **_):
     """Return output and probabilities of one sequence; one token takes the kernel of decoding."""
     if queries.shape[2] == 1:
         output, weights = decode_attention(
@@ -55,14 +55,6 @@ def _attend_to(queries, keys, values, positions, query_positions, softcap):
     mask = attention.visible(query_positions[None], positions[None])
     output, weights = attention.attend(q, k, v, mask, softcap)
     return output[0].to(queries.dtype), weights[0]
-
-
-def _attend(queries, keys, values, positions, query_positions, softcap):
-    return _attend_to(queries, keys, values, positions, query_positions, softcap)[0]
-
-
-def _probabilities(queries, keys, positions, query_positions, softcap):
-    return _attend_to(queries, keys, keys, positions, query_positions, softcap)[1]
 
 
 def _received(queries, keys, positions, query_positions, softcap):
@@ -101,15 +93,7 @@ def _quantize_channels(x, bits, group):
     return tuple(part.T for part in _quantize(x.T.contiguous(), bits, group))
 
 
-def _dequantize(codes, scale, zero, bits, group):
-    return _stored_codes(codes, scale, zero, bits, group).dequantize(torch.float32)
-
-
-def _quantize_dequantize(x, bits, group):
-    return quantise(x, bits, group).dequantize(torch.float32)
-
-
-def _stored_codes(codes, scale, zero, bits, group) -> Coded:
+def _stored_codes(codes, scale, zero, bits, group, **_) -> Coded:
     packed = quantization.pack(codes, bits)
     return Coded(Groups(bits, group), (packed, scale.half(), zero.half()), codes.shape[-1])
 
@@ -157,10 +141,6 @@ def _pool(x, kernel, pooling, border):
     if pooling == "max":
         return max_pool(x[None], kernel, present)[0]
     return mean_pool(x[None], kernel, border, present)[0]
-
-
-def _outlier_score(x, over):
-    return outlier_scores(x, x.shape[-1], over)[..., 0]
 
 
 # --- steps of a method ---------------------------------------------------------------------------
@@ -358,21 +338,23 @@ def _held(cache: CompressedCache, tokens: int) -> Tensor:
 
 
 IMPLEMENTATIONS = {
-    "attend": _attend,
-    "attention": _probabilities,
+    "attend": lambda **given: _attend_to(**given)[0],
+    "attention": lambda **given: _attend_to(values=given["keys"], **given)[1],
     "received_attention": _received,
     "keep_set": _keep_set,
     "compact": _compacted,
     "quantize": _quantize,
     "quantize_channels": _quantize_channels,
-    "dequantize": _dequantize,
-    "quantize_dequantize": _quantize_dequantize,
+    "dequantize": lambda **given: _stored_codes(**given).dequantize(torch.float32),
+    "quantize_dequantize": lambda x, bits, group: quantise(x, bits, group).dequantize(
+        torch.float32
+    ),
     "pack": quantization.pack,
     "attend_coded": _attend_coded,
     "encode": _encode,
     "eviction_error": _errors_of_rows,
     "pool": _pool,
-    "outlier_score": _outlier_score,
+    "outlier_score": lambda x, over: outlier_scores(x, x.shape[-1], over)[..., 0],
     "*.observe": _observe,
     "*.score": _score,
     "*.select": _select,

@@ -42,7 +42,7 @@ def run_python(*arguments, cwd):
 
 
 def test_the_package_of_vectors_needs_no_kvlab(tmp_path):
-    done = CliRunner().invoke(app, ["conformance", "export", str(tmp_path)])
+    done = CliRunner().invoke(app, ["conformance", "export", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert 'name = "kvlab-vectors"' in (tmp_path / "pyproject.toml").read_text()
     said = run_python("-c", READER, cwd=tmp_path)

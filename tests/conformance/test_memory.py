@@ -31,7 +31,7 @@ def by_positions(queries, keys, values, positions, query_positions, softcap):
     return np.einsum("grmn,gnd->grmd", weights, values)
 
 def by_pages(queries, key_pages, value_pages, table, query_positions, softcap):
-    page, there = key_pages.shape[1], np.flatnonzero(table >= 0)
+    page, there = key_pages.shape[1], THERE
     there = there[: PAGES]
     positions = (there[:, None] * page + np.arange(page)).ravel()
     keys, values = (x[table[there]].reshape(len(positions), *x.shape[2:]).swapaxes(0, 1)
@@ -43,11 +43,13 @@ def by_pages(queries, key_pages, value_pages, table, query_positions, softcap):
 
 IMPLEMENTATIONS = {"attend": by_positions, "attend_pages": by_pages}
 """
-RIGHT = {"KEYS": "keys", "LAST": "", "PAGES": "None", "READ": "None"}
+THERE = "np.flatnonzero(table >= 0)"
+RIGHT = {"KEYS": "keys", "LAST": "", "PAGES": "None", "READ": "None", "THERE": THERE}
 MISTAKES = {
     "strides are ignored": ("attend", "KEYS", "flat(keys)", "where inputs are slices, output"),
     "eight pages are read": ("attend_pages", "PAGES", "8", "output is wrong"),
     "dead places are read": ("attend_pages", "READ", "True", "nan instead of"),
+    "freed pages are read": ("attend_pages", "THERE", "np.arange(len(table))", "output is wrong"),
     "queries are overwritten": ("attend", "LAST", "queries *= 2", "the input queries was changed"),
 }
 

@@ -22,9 +22,11 @@ from kvlab.fast.lab.terminal import (
     working,
 )
 from kvlab.reference import methods
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import publishing, vectors
 from kvlab.reference.conformance.checker import cases, check, made_on_the_spot
 from kvlab.reference.conformance.checker import fuzz as ask_drawn
+from kvlab.reference.conformance.exporting import FORMATS, TEXTS, files_of
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.operation import DESCRIBED
 from kvlab.reference.conformance.program import Program
@@ -276,31 +278,30 @@ def generate(settings: GenerateSettings) -> None:
     print_line(f"{len(made)} cases in {settings.out}")
 
 
-PROJECT = """[project]
-name = "kvlab-vectors"
-version = "{spec}"
-description = "Vectors of kvlab's conformance kit, for NumPy and safetensors alone"
-requires-python = ">=3.11"
-dependencies = ["numpy>=2.0", "safetensors>=0.4.5"]
+class ExportSettings(Group):
+    """What is exported, and where it goes."""
 
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-
-[tool.setuptools]
-packages = ["kvlab_vectors"]
-
-[tool.setuptools.package-data]
-kvlab_vectors = ["*/*"]
-"""
+    out: Path
+    """Directory to write."""
+    target: Annotated[str | None, typer.Argument()] = None
+    """A building block, or a step as in h2o.score; none: all vectors, as a package for pip."""
+    format: Annotated[str, typer.Option(help=f"Of a target: {', '.join(FORMATS)}.")] = "gpu-mode"
 
 
 @app.command()
-def export(
-    out: Annotated[Path, typer.Argument(help="Directory to write: a package for pip.")],
-) -> None:
-    """Write the vectors, the model and a reader as a package that needs no kvlab."""
-    package = out / "kvlab_vectors"
+@command
+def export(settings: ExportSettings) -> None:
+    """Write a target for a harness of others, or all vectors as a package that needs no kvlab."""
+    check_choice(FORMATS, format=settings.format)
+    out, package = settings.out, settings.out / "kvlab_vectors"
+    if settings.target is not None:
+        files = files_of(settings.target, settings.format)
+        check_output("out", out / next(iter(files)))
+        for name, content in files.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        print_line(f"{len(files)} files in {out}")
+        return
     check_output("out", package / "__init__.py")
     for folder in vectors.SPECIFICATIONS.values():
         shutil.copytree(vectors.HERE / folder, package / folder, dirs_exist_ok=True)
@@ -308,7 +309,7 @@ def export(
     for name in ("config.json", "model.safetensors"):
         shutil.copy(vectors.MODEL / name, package / "model")
     shutil.copy(vectors.__file__, package / "__init__.py")
-    write_text(out / "pyproject.toml", PROJECT.format(spec=vectors.LATEST))
+    write_text(out / "pyproject.toml", TEXTS["project"].replace("$spec", vectors.LATEST))
     print_line(f"{out}: python -m pip install {out}")
 
 

@@ -1,0 +1,107 @@
+"""Targets as problems of gpu-mode's runner and as definitions of flashinfer-bench."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sampling import sampled
+
+from kvlab.reference.conformance.exporting import files_of
+from kvlab.reference.conformance.made import sized_cases
+
+TARGETS = (
+    *("attend", "h2o.observe", "caote:h2o.score", "keep_set", "quantize", "encode"),
+    *("attend_pages", "compact_pages"),
+)
+
+ATTEND = """
+import torch
+def custom_kernel(data):
+    keys, queries = data["keys"].double(), data["queries"].double()
+    logits = torch.einsum("grmd,gnd->grmn", queries, keys) / keys.shape[-1] ** 0.5
+    if data["softcap"] is not None:
+        logits = data["softcap"] * torch.tanh(logits / data["softcap"])
+    hidden = data["positions"][:, None, None] > data["query_positions"][:, None]
+    weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("grmn,gnd->grmd", weights, data["values"].double()).float()
+"""
+REFERENCE = "from reference import ref_kernel as custom_kernel\n"
+WRONG = """
+from reference import ref_kernel
+def custom_kernel(data):
+    return {name: ~x if x.dtype == torch.bool else x + 1 for name, x in ref_kernel(data).items()}
+import torch
+"""
+RUNNER = """
+import sys, torch
+from reference import check_implementation, generate_input, kvlab_reference
+from submission import custom_kernel
+assert kvlab_reference.unpacked.name in sys.modules["kvlab"].__file__
+for line in sys.stdin:
+    arguments = dict(part.split(": ") for part in line.strip().split("; "))
+    data = generate_input(**{x: int(y) if y.isdigit() else y for x, y in arguments.items()})
+    cloned = {x: y.clone() if isinstance(y, torch.Tensor) else y for x, y in data.items()}
+    print(check_implementation(data, custom_kernel(cloned))[0])
+"""
+"""What gpu-mode's eval.py does with the tests, without a GPU; each is such a line."""
+
+
+def write(files, folder):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.mark.parametrize("target", sampled(TARGETS, ("attend", "compact_pages")))
+def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
+    yaml = pytest.importorskip("yaml")
+    files = files_of(target, "gpu-mode")
+    write(files, tmp_path)
+    task = yaml.safe_load(files["task.yml"])
+    assert {each["name"] for each in task["files"]} == {*files, "utils.py", "eval.py"} - {
+        "task.yml"
+    }
+    tests = [*task["tests"][:24:6], *task["tests"][24::8]]
+    lines = "".join("; ".join(f"{x}: {y}" for x, y in each.items()) + "\n" for each in tests)
+    for submission, said in (
+        (ATTEND if target == "attend" else REFERENCE, "True"),
+        (WRONG, "False"),
+    ):
+        (tmp_path / "submission.py").write_text(submission)
+        command = [sys.executable, "-c", RUNNER]
+        done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
+        assert done.stdout.split() == [said] * len(tests), done.stderr
+
+
+@pytest.mark.parametrize("target", sampled(TARGETS, ("attend", "encode")))
+def test_definitions_compute_what_the_reference_does(target, tmp_path):
+    write(files_of(target, "flashinfer-bench"), tmp_path)
+    cases = {case.name: case for case in sized_cases("kernel", 0, target.__eq__)}
+    for file in tmp_path.glob("workloads/kvlab/*.jsonl"):
+        told = json.loads((tmp_path / "definitions/kvlab" / f"{file.stem}.json").read_text())
+        names: dict = {}
+        exec(told["reference"], names)
+        for workload in (json.loads(line)["workload"] for line in file.read_text().splitlines()):
+            given, case = workload["inputs"], cases.pop(workload["uuid"])
+            arrays = {
+                x: load_file(tmp_path / y["path"])[x] for x, y in given.items() if "path" in y
+            }
+            found = names["run"](
+                **{x: arrays.get(x, given[x].get("value")) for x in told["inputs"]}
+            )
+            for name, x in zip(told["outputs"], found, strict=True):
+                each = case.expected[name.removesuffix("_after")]
+                value = each.value if each.where is None else np.where(each.where, each.value, 0)
+                assert torch.equal(x, torch.tensor(value).to(x.dtype)), case.name
+    assert not cases
+    data = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench is not installed")
+    dataset = data.TraceSet.from_path(tmp_path)
+    for name, each in dataset.definitions.items():
+        for workload in (trace.workload for trace in dataset.workloads[name]):
+            bench = importlib.import_module("flashinfer_bench.bench.utils")
+            assert bench.load_safetensors(each, workload, tmp_path).keys() <= each.inputs.keys()
