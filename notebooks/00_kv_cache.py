@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 fb8fe1e7
+#   read: 2026-11-25 68e85f49
 # ---
 
 # %% [markdown]
@@ -20,7 +20,9 @@
 # ## What is stored
 #
 # The embedded model ships with kvlab. It runs programs by writing out every step, such as
-# *a = a + b = 3 + 4 = 7*, until it comes to the end.
+# *a = a + b = 3 + 4 = 7*, until it comes to the end. The prompt states the registers (`b4`: b is 4)
+# and the lines. Line `L3 a . + h . = . .` adds h to a, modulo 10; the sum is the number of the line
+# that runs next; the model fills in the dots when the line runs. L0 ends the program.
 
 # %%
 import numpy as np
@@ -128,11 +130,17 @@ plans = {
 costs.servings(plans)
 
 # %% [markdown]
+# More sequences share one reading of the weights, so a step takes longer and yet the device writes
+# more tokens a second. H2O also reads the attention that it sums. KIVI stores scales beside its
+# codes, and its newest entries with 16 bits.
+#
 # **In three lines.** The cache holds a key and a value per token, layer and KV head. In long texts
 # it outgrows the weights, and reading it takes most of a step's time. The other notebooks ask which
 # entries can be evicted, or kept less precisely, before the model gives wrong answers.
 #
 # ## Exercises
+#
+# `print(shape)` and `print(HARDWARE["h200"])` show what a shape and a device know.
 #
 # **1.** Llama 3.1 8B lets 4 query heads share a KV head. Write `without_grouping(shape)`: the bytes
 # per token of the same model with one KV head per query head.

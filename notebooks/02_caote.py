@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 f9c5cb1a
+#   read: 2026-11-25 42855f53
 # ---
 
 # %% [markdown]
@@ -96,6 +96,10 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # changes about a tenth less. In some steps CAOTE does worse, because it adds up what single
 # evictions cost, and the cost of several evictions at once is not that sum (CA-4c).
 #
+# H2O's score is not the attention of the current step but a sum over all steps. CAOTE applied to
+# H2O divides these sums by their total (Eq. 22) and takes the result as the weights: its error is
+# exact for a step that attends with them.
+#
 # A model writes many tokens, and an evicted entry never comes back. The next picture has the shares
 # of 300 jump programs that the embedded model solves (stored in `docs/study/results/study`). The
 # controls are grey: `random:h2o` protects the newest half as H2O does, `random` protects nothing.
@@ -146,9 +150,10 @@ for gap in (5, 10, 15, 30):
 # At most one entry can have a weight above one half, so the reference (`eviction_error` in
 # `reference/methods/caote.py`) uses the stable form for that entry only.
 #
-# **In three lines.** CAOTE's score is the exact change of the output when one entry leaves. Within
-# one step it gains little, but mistakes add up while a model writes. With H2O's protection it
-# solves far more programs than H2O at 30 % of the entries, and at 50 % both solve most.
+# **In three lines.** CAOTE's score is the change of the output when one entry leaves, exact for
+# the weights that it is given. Within one step it gains little, but mistakes add up. With H2O's
+# protection it solves far more programs than H2O at 30 % of the entries, and at 50 % both solve
+# most.
 #
 # ## Exercises
 #

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 f660da40
+#   read: 2026-11-25 9af3dd23
 # ---
 
 # %% [markdown]
@@ -9,7 +9,7 @@
 # **Question:** can you write every part of a KV-cache method yourself, in at most eight lines each?
 #
 # Twelve stubs are empty. `attempt(n)` runs what you wrote on kvlab's published test vectors and
-# says what is wrong. Each further attempt prints one more hint. Solutions are in
+# says what is wrong. Each wrong attempt prints one more hint. Solutions are in
 # `notebooks/solutions/11_kv_puzzles.py`. `reference/nano.py` has all of these parts in one file.
 #
 # Shapes: `G` KV heads, `rho` query heads per KV head, `m` queries of the newest block, `n` entries,
@@ -74,7 +74,7 @@ attempt(4)
 # **5. LazyEviction's recurrence interval.** `stamp` `[G, n]` is the step at which an entry was last
 # activated, `interval` `[G, n]` its longest time between two activations so far (MRI, Eq. 1). At
 # `step` the entries marked by `active` `[G, n]` are activated. Return the new `stamp` and
-# `interval`, and leave the given arrays as they are.
+# `interval`.
 
 
 # %% tags=["exercise"]
@@ -86,7 +86,8 @@ attempt(5)
 # %% [markdown]
 # **6. A keep set with ties.** Return, in ascending order, the indices that stay in one KV head: all
 # `protected` entries `[n]` and the `room` entries with the highest `scores` `[n]` among the others.
-# Of two equal scores the *later* entry stays. There may be more room than entries.
+# Of two equal scores the *later* entry stays, because it is newer. Scores may be infinite, and room
+# may exceed the number of entries.
 
 
 # %% tags=["exercise"]

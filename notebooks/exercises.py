@@ -8,6 +8,8 @@ from typing import Any
 
 Exercise = tuple[list[str], str, str]
 """Hints, a solution, and a check that computes with the names of the notebook."""
+DEFINED = r"^(?:def )?(\w+)(?= =|\()"
+"""The names that a solution defines."""
 
 
 def read(notebook: str) -> dict[int, Exercise]:
@@ -24,6 +26,13 @@ def read(notebook: str) -> dict[int, Exercise]:
     return found
 
 
+def _is_empty(answer: Any) -> bool:
+    def stub() -> None: ...
+
+    code = getattr(answer, "__code__", None)
+    return answer is ... or (code is not None and code.co_code == stub.__code__.co_code)
+
+
 class Exercises:
     """The exercises of a notebook: ``attempt(1)`` checks what the notebook has for the first."""
 
@@ -32,7 +41,10 @@ class Exercises:
 
     def __call__(self, number: int) -> None:
         """Say whether an answer is right; if not, what fails, and one hint more at each attempt."""
-        hints, _, check = self.exercises[number]
+        hints, solution, check = self.exercises[number]
+        if any(_is_empty(self.names.get(name)) for name in re.findall(DEFINED, solution, re.M)):
+            print(f"Exercise {number}: still empty.")
+            return
         try:
             exec(check, dict(self.names))
         except Exception as error:

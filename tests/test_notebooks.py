@@ -98,6 +98,9 @@ def test_an_attempt_gives_one_hint_more_and_never_the_answer(monkeypatch, capsys
     monkeypatch.setattr(exercises, "read", lambda name: EXERCISES)
     names = {"answer": ...}
     attempt = exercises.Exercises("00_test", names)
+    attempt(1)
+    assert capsys.readouterr().out == "Exercise 1: still empty.\n"
+    names["answer"] = 3
     for shown in (1, 2, 2):
         attempt(1)
         printed = capsys.readouterr().out

@@ -1,6 +1,6 @@
 # %% 1
-# - A value can only be far from the others if its entry can have a small weight all the same.
-# - Give entry 0 a value whose distance from the output, times its weight, exceeds all others.
+# - All weights are equal, so only the distance of a value from the output is left.
+# - Put all values at one distance from their mean.
 angles = 2 * np.pi * np.arange(6) / 6
 far_values = np.stack([np.cos(angles), np.sin(angles)], axis=1)
 # check
