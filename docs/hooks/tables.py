@@ -1,27 +1,38 @@
-"""Tables that fit: long ones open on a click, and long names break where they have a joint."""
+"""Pages that fit: long tables open on a click, and long names in them break at their joints."""
 
 import re
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 from notebook_pages import folded
 
 LONGEST = 30
 """Rows that stand open on a page."""
+FOLDED = {"conformance.md": ("Whole caches", "For engines: test a cache in a whole model")}
+"""A section that opens on a click, by page, and what the block is called."""
 TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*\n?)+)", re.MULTILINE)
 CELL = re.compile(r"(<td[^>]*>)(.*?)(</td>)", re.DOTALL)
 JOINT = re.compile(r"(?<=[,@:=/_])(?=\w)|(?<=[a-z0-9])(?=[A-Z][a-z])")
 WORD = re.compile(r"(<[^>]*>)|[^\s<]{12,}")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fold tables of many rows."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Fold tables of many rows, and the section of a page that few readers need."""
 
     def fold(found: re.Match[str]) -> str:
         rows = found[1].count("\n")
         return found[0] if rows <= LONGEST else folded(f"{rows} rows", [found[0]], "note") + "\n"
 
-    return TABLE.sub(fold, f"{markdown}\n")
+    text = TABLE.sub(fold, f"{markdown}\n")
+    title, label = FOLDED.get(page.file.src_uri, ("", ""))
+    if not title:
+        return text
+    before, heading, section = text.partition(f"\n## {title}\n")
+    inside, following, after = section.partition("\n## ")
+    if not after:
+        raise PluginError(f"{page.file.src_uri} must hold a section {title}, and one after it")
+    return f"{before}{heading}\n{folded(label, [inside.strip()], 'note')}\n{following}{after}"
 
 
 def on_page_context(context: Any, page: Page, **_: Any) -> Any:

@@ -46,7 +46,7 @@ def results(
         specs: methods, and controls that the sweep added; default all methods.
         budgets: as the sweep states them; default all.
     """
-    method, _, *figures = (each for each in COLUMNS if each.heading not in ("error", "KiB", "ms"))
+    method, _, *figures = (each for each in COLUMNS if each.heading not in ("KiB", "ms"))
     budget = Column("budget", lambda point: marked_budget(point) or "own rule")
     return tabulate(_points(found, specs, budgets), (method, budget, *figures))
 
