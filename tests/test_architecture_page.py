@@ -11,14 +11,12 @@ from packages import allowed, read_graph
 pytest.importorskip("transformers")
 
 from method_sections import linked
-from package_picture import arrows_between, band_of, bands, depth, draw, drawn_packages
+from package_picture import bands
 from token_life import follow_token
 
 ROOT = Path(__file__).parents[1]
 read_graph = cache(read_graph)
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-MOST_CHARACTERS = {1: 40, 2: 19}
-"""Of a label in 13 px, by the packages in its row: more would leave its box."""
 
 
 def test_the_table_names_every_package_and_a_file_that_is_there():
@@ -26,30 +24,6 @@ def test_the_table_names_every_package_and_a_file_that_is_there():
     drawn = {name for rows in bands(read_graph()).values() for row in rows for name in row}
     assert {name for name, _ in rows} == drawn
     assert all((ROOT / place).exists() for _, place in rows)
-
-
-def test_a_package_stands_above_those_that_it_imports():
-    graph = read_graph()
-    arrows = arrows_between(graph, drawn_packages(graph))
-    order = list(bands(graph))
-    for above, others in arrows.items():
-        for below in others:
-            if band_of(above) == band_of(below):
-                assert depth(arrows, above) > depth(arrows, below), (above, below)
-            assert order.index(band_of(above)) <= order.index(band_of(below)), (above, below)
-
-
-def test_labels_fit_and_can_be_read_on_a_phone():
-    drawing = draw()
-    width = int(re.findall(r'viewBox="0 0 (\d+) ', drawing)[0])
-    style = (ROOT / "docs" / "stylesheets" / "architecture.css").read_text(encoding="utf-8")
-    (size,) = map(int, re.findall(r"font-size: (\d+)px", style))
-    assert size * 320 / width >= 12
-    for rows in bands(read_graph()).values():
-        for row in rows:
-            assert max(map(len, row)) <= MOST_CHARACTERS[len(row)]
-            for name in row:
-                assert f">{name.replace(chr(39), '&#x27;')}</text>" in drawing
 
 
 def test_three_paths_lead_to_lines_that_are_there():

@@ -35,7 +35,6 @@ finally:
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 ONE = sampled(PAGES, [ROOT / "docs" / "methods" / "h2o.md"])
 """What runs on every page in the slow tests."""
-FOLDERS = {"reference": "reference/", "fast": "fast/", "kernel": "fast/kernels/", "test": "tests/"}
 SECTIONS = (
     "Run it",
     "Four answers",
@@ -108,9 +107,6 @@ def test_a_mark_without_an_answer_would_be_seen():
     assert registry_pages.on_page_markdown("{{ nothing }}", None) == "{{ nothing }}"
 
 
-listing = cache(source_pages.listing)
-
-
 def names_on(meta):
     return [meta["method"], *meta.get("also", ())]
 
@@ -128,14 +124,6 @@ def test_a_page_has_the_shape_of_all_pages(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_link_leads_to_the_line_that_holds_what_it_names(page):
-    _, links = generated(page)
-    assert len(links) >= 5 + 2 * len(parsed(page)[1]["equations"]), f"links of {page.name}"
-    shown = {target.path: listing(target.path) for target, _ in links}
-    assert not source_pages.stale_links(links, shown)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_formula_becomes_mathml(page):
     text, _ = generated(page)
     formulas = re.findall(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+)\$", text, re.DOTALL)
@@ -146,48 +134,6 @@ def test_every_formula_becomes_mathml(page):
 
 
 # --- the checks can fail -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(tmp_path):
-    """A repository of one method."""
-    for path, text in {
-        "reference/methods/m.py": "class M:\n    def score(self):\n        return 1  # [M 1]\n",
-        "fast/methods/m.py": "class M:\n    def score(self):\n        return 1\n",
-    }.items():
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).write_text(text)
-    return tmp_path
-
-
-def test_an_equation_leads_to_its_line_and_to_its_twin(small):
-    found = symbols.equation("M 1", small)
-    assert (found.path, found.line) == ("reference/methods/m.py", 3)
-    assert symbols.twin("M 1", small) == "fast/methods/m.py:M.score"
-    assert symbols.definition("fast/methods/m.py:M.score", small).line == 2
-
-
-def test_an_equation_that_nobody_or_everybody_implements_is_refused(small):
-    with pytest.raises(ValueError, match=r"\[M 2\] must tag one line of reference/, it tags 0"):
-        symbols.equation("M 2", small)
-    twice = small / "reference" / "other.py"
-    twice.write_text("x = 1  # [M 1]\n")
-    symbols.forget()
-    symbols.tags.cache_clear()
-    with pytest.raises(ValueError, match="it tags 2"):
-        symbols.equation("M 1", small)
-
-
-def test_a_link_is_stale_once_its_line_holds_something_else(small):
-    path = "reference/methods/m.py"
-    links = [
-        (target, f"source/#L{target.line}")
-        for target in (symbols.definition(f"{path}:M.score", small), symbols.equation("M 1", small))
-    ]
-    assert not source_pages.stale_links(links, {path: source_pages.listing(path, small)})
-    (small / path).write_text("class M:\n    def scores(self):\n        return 1  # [M 11]\n")
-    problems = source_pages.stale_links(links, {path: source_pages.listing(path, small)})
-    assert len(problems) == 2 and "does not show M.score" in problems[0]
 
 
 def test_a_site_whose_links_lead_elsewhere_ends_the_build(tmp_path, monkeypatch):
@@ -205,20 +151,6 @@ def test_a_site_whose_links_lead_elsewhere_ends_the_build(tmp_path, monkeypatch)
         method_pages.on_post_build(config)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_of_an_equation_lead_where_their_labels_say(page):
-    text, links = generated(page)
-    for each in parsed(page)[1]["equations"]:
-        for kind, folder in FOLDERS.items():
-            given = each.get(kind, ())
-            for named in [given] if isinstance(given, str) else given:
-                assert named.startswith(folder)
-                assert kind != "test" or ":test_" in named
-        (address,) = {address for target, address in links if target.name == each["tag"]}
-        assert f'<a href="{address}"' in text
-        assert f'line {address.partition("#L")[2]}"><code>{each["reference"]}</code></a>' in text
-
-
 def test_a_page_whose_equation_is_in_another_function_ends_the_build():
     """As if the tag of CAOTE's error had moved into `normalize`."""
     body, meta = parsed(ROOT / "docs" / "methods" / "caote.md")
@@ -229,15 +161,6 @@ def test_a_page_whose_equation_is_in_another_function_ends_the_build():
     del wrong["reference"]
     with pytest.raises(PluginError, match="its front matter lacks 'reference'"):
         method_pages.written("caote", {**meta, "equations": [wrong]}, body, str, "", "")
-
-
-# --- source pages --------------------------------------------------------------------------------
-
-
-def test_source_pages_stay_out_of_the_search():
-    meta = get_data(source_pages.page("fast/engine/cache.py"))[1]
-    assert meta["search"] == {"exclude": True}
-    assert meta["source"] == "fast/engine/cache.py"
 
 
 # --- what the package says -----------------------------------------------------------------------

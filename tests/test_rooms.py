@@ -1,12 +1,6 @@
-"""Every package imports only those below it, no module itself, and none is too long.
-
-Names are imported from the module that defines them.
-"""
+"""Every package imports only those below it, no module itself, and none is too long."""
 
 import ast
-from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 
 import pytest
 from package_picture import arrows_between, drawn_packages
@@ -17,7 +11,6 @@ from packages import (
     Graph,
     allowed,
     imported,
-    name_of,
     package,
     reachable,
     read_graph,
@@ -64,24 +57,6 @@ def mutual(graph: Graph) -> set[tuple[str, str]]:
     }
 
 
-@cache
-def imports_of(path: Path) -> list[tuple[str, ast.alias]]:
-    """Return what a file imports by name, each with its module."""
-    nodes = [
-        each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.ImportFrom)
-    ]
-    return [(node.module or "", each) for node in nodes for each in node.names]
-
-
-def second_hand(path: Path, bound: Mapping[str, set[str]]) -> set[str]:
-    """Return the names that a file imports from a module that imports them itself."""
-    return {
-        f"{module}.{each.name}"
-        for module, each in imports_of(path)
-        if each.name in bound.get(module, ())
-    }
-
-
 # --- the tests -----------------------------------------------------------------------------------
 
 
@@ -102,22 +77,6 @@ def test_no_two_packages_import_each_other(graph):
     """What the kernels use of the engine is a package of its own, the engine's base."""
     assert {"lab/sweep", "lab/evaluate"} <= set(arrows_between(graph, drawn_packages(graph)))
     assert mutual(graph) == set()
-
-
-def test_names_are_imported_from_where_they_are_defined(tmp_path):
-    bound = {
-        name_of(package, path.relative_to(folder)): {
-            each.asname or each.name for _, each in imports_of(path)
-        }
-        for package, folder in PACKAGES.items()
-        for path in folder.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    importers = [*MODULES, *(ROOT / "tests").rglob("*.py")]
-    assert {path: found for path in importers if (found := second_hand(path, bound))} == {}
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("from kvlab.reference.policy import Clock, Score\n")
-    assert second_hand(wrong, bound) == {"kvlab.reference.policy.Clock"}
 
 
 def test_kernels_rest_only_on_what_uses_no_kernel(graph):
