@@ -34,6 +34,7 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     asked = result.get("parameters", {})
     measured = result.get("method") or asked.get("model")
     some = "some contenders" if asked.get("only") else ""
+    some = f"{asked['lengths']} tokens" if "lengths" in asked else some
     parts = (heading, measured, some, gpu_of(result) or "CPU", used)
     yield Heading(", ".join(part for part in parts if part))
     yield Text(f"From {name}.")
