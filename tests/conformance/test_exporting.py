@@ -63,15 +63,12 @@ def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
     files = files_of(target, "gpu-mode")
     write(files, tmp_path)
     task = yaml.safe_load(files["task.yml"])
-    assert {each["name"] for each in task["files"]} == {*files, "utils.py", "eval.py"} - {
-        "task.yml"
-    }
+    named = {each["name"] for each in task["files"]}
+    assert {*named, "task.yml"} == {*files, "utils.py", "eval.py"}
     tests = [*task["tests"][:24:6], *task["tests"][24::8]]
     lines = "".join("; ".join(f"{x}: {y}" for x, y in each.items()) + "\n" for each in tests)
-    for submission, said in (
-        (ATTEND if target == "attend" else REFERENCE, "True"),
-        (WRONG, "False"),
-    ):
+    right = ATTEND if target == "attend" else REFERENCE
+    for submission, said in ((right, "True"), (WRONG, "False")):
         (tmp_path / "submission.py").write_text(submission)
         command = [sys.executable, "-c", RUNNER]
         done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
@@ -88,20 +85,17 @@ def test_definitions_compute_what_the_reference_does(target, tmp_path):
         exec(told["reference"], names)
         for workload in (json.loads(line)["workload"] for line in file.read_text().splitlines()):
             given, case = workload["inputs"], cases.pop(workload["uuid"])
-            arrays = {
-                x: load_file(tmp_path / y["path"])[x] for x, y in given.items() if "path" in y
-            }
-            found = names["run"](
-                **{x: arrays.get(x, given[x].get("value")) for x in told["inputs"]}
-            )
+            paths = {tmp_path / each["path"] for each in given.values() if "path" in each}
+            scalars = {x: each["value"] for x, each in given.items() if "value" in each}
+            found = names["run"](**load_file(*paths), **scalars)
             for name, x in zip(told["outputs"], found, strict=True):
                 each = case.expected[name.removesuffix("_after")]
                 value = each.value if each.where is None else np.where(each.where, each.value, 0)
                 assert torch.equal(x, torch.tensor(value).to(x.dtype)), case.name
     assert not cases
     data = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench is not installed")
+    loads = importlib.import_module("flashinfer_bench.bench.utils").load_safetensors
     dataset = data.TraceSet.from_path(tmp_path)
     for name, each in dataset.definitions.items():
-        for workload in (trace.workload for trace in dataset.workloads[name]):
-            bench = importlib.import_module("flashinfer_bench.bench.utils")
-            assert bench.load_safetensors(each, workload, tmp_path).keys() <= each.inputs.keys()
+        for trace in dataset.workloads[name]:
+            assert loads(each, trace.workload, tmp_path)
