@@ -3,23 +3,23 @@ from build import kept, observation, observe_rows
 
 from kvlab.reference import methods
 
-ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.1, 0.1, 0.3, 0.5]]
+ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.3, 0.1, 0.1, 0.5]]
 
 
 def test_four_steps_by_hand():
-    """α = .2. Step 1 stamps 0; step 2 stamps 0, 1; step 3 stamps 1, 2; step 4 stamps 2, 3.
-    Last uses: 2, 3, 4, 4; with B = 3 entry 0 goes."""
+    """α = .2. Step 1 stamps 0; step 2 stamps 0, 1; step 3 stamps 1, 2; step 4 stamps 0, 3.
+    Last uses: 4, 3, 3, 4; with B = 3 entry 1 goes."""
     policy = methods.get("raas@threshold=0.2,pin_prompt=false", 3)
     state, seen = observe_rows(policy.score, ROWS)
-    np.testing.assert_array_equal(state.entries["stamp"], [[2, 3, 4, 4]])
-    assert kept(policy, state, seen) == [1, 2, 3]
+    np.testing.assert_array_equal(state.entries["stamp"], [[4, 3, 3, 4]])
+    assert kept(policy, state, seen) == [0, 2, 3]
 
 
 def test_the_top_half_is_stamped_instead_of_a_threshold():
-    """⌈n/2⌉ of each row: {0}; {0}, 1 is new; {2, 1}; {3, 2}. Stamps 2, 3, 4, 4."""
+    """⌈n/2⌉ of each row: {0}; {0}, 1 is new; {2, 1}; {3, 0}. Stamps 4, 3, 3, 4."""
     policy = methods.get("raas@share=0.5,pin_prompt=false", 3)
     state, _ = observe_rows(policy.score, ROWS)
-    np.testing.assert_array_equal(state.entries["stamp"], [[2, 3, 4, 4]])
+    np.testing.assert_array_equal(state.entries["stamp"], [[4, 3, 3, 4]])
 
 
 def test_page_bound_by_hand():
