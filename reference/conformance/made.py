@@ -19,7 +19,7 @@ from kvlab.reference.conformance.targets import (
     operation_of,
 )
 from kvlab.reference.conformance.vectors import Case
-from kvlab.reference.conformance.whole_cache import model_in
+from kvlab.reference.conformance.whole_cache import head_dim
 from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Full, Policy, Unlimited
@@ -65,7 +65,7 @@ def with_matrices(case: Case) -> Case:
     if case.operation not in ("run", "whole_cache") or "precision" not in case.parameters:
         return case
     inputs, told = case.inputs, case.parameters
-    d = inputs["keys"].shape[-1] if "keys" in inputs else model_in(told["model"]).config.head_dim
+    d = inputs["keys"].shape[-1] if "keys" in inputs else head_dim(told["model"])
     return replace(case, inputs={**inputs, **blocks.matrices(told["precision"], d)})
 
 

@@ -5,9 +5,11 @@ for: sliding windows in every second layer, learned sinks, softcap. Every sequen
 computed alone, without padding; an implementation that pads has to come to the same numbers.
 """
 
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -42,6 +44,11 @@ FLOAT32_PER_16_BITS = 2
 def model_in(directory: str) -> Transformer:
     """Load a model once."""
     return Transformer.from_directory(directory)
+
+
+def head_dim(directory: str) -> int:
+    """Return the channels of a model that is not loaded."""
+    return json.loads(Path(directory, "config.json").read_text(encoding="utf-8"))["head_dim"]
 
 
 @dataclass
