@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner, train_restated
+from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner
 from kvlab.fast.lab.training.small_model import IGNORED, Training
 from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import STEP, Size, Y
+from study import train_restated
 
 SMALL = tuple(replace(stage, tokens=300) for stage in train_jumps.STAGES)
 """Batches that take a moment."""

@@ -1,6 +1,6 @@
 """Train a jump-program model that reads restated facts, from the embedded model.
 
-``python -m kvlab.fast.lab.training.train_restated --out DIR`` goes on where its last checkpoint was
+``PYTHONPATH=docs python -m study.train_restated --out DIR`` goes on where its last checkpoint was
 written if it was stopped. Each batch states the facts of its programs 1, 2, 3 or 5 times. If more
 than once, entries are hidden at random, because a model that sees all of them learns to read the
 first copies only.
