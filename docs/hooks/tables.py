@@ -9,8 +9,13 @@ from notebook_pages import folded
 
 LONGEST = 30
 """Rows that stand open on a page."""
-FOLDED = {"conformance.md": ("Whole caches", "For engines: test a cache in a whole model")}
-"""A section that opens on a click, by page, and what the block is called."""
+FOLDED = {
+    "conformance.md": {
+        "Whole caches": "For engines: test a cache in a whole model",
+        "Pages, shared heads and codes": "Options of pages, heads and codes",
+    }
+}
+"""Sections that open on a click, by page, and what their blocks are called."""
 TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*\n?)+)", re.MULTILINE)
 CELL = re.compile(r"(<td[^>]*>)(.*?)(</td>)", re.DOTALL)
 JOINT = re.compile(r"(?<=[,@:=/_])(?=\w)|(?<=[a-z0-9])(?=[A-Z][a-z])")
@@ -18,21 +23,21 @@ WORD = re.compile(r"(<[^>]*>)|[^\s<]{12,}")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Fold tables of many rows, and the section of a page that few readers need."""
+    """Fold tables of many rows, and sections that few readers need."""
 
     def fold(found: re.Match[str]) -> str:
         rows = found[1].count("\n")
         return found[0] if rows <= LONGEST else folded(f"{rows} rows", [found[0]], "note") + "\n"
 
     text = TABLE.sub(fold, f"{markdown}\n")
-    title, label = FOLDED.get(page.file.src_uri, ("", ""))
-    if not title:
-        return text
-    before, heading, section = text.partition(f"\n## {title}\n")
-    inside, following, after = section.partition("\n## ")
-    if not after:
-        raise PluginError(f"{page.file.src_uri} must hold a section {title}, and one after it")
-    return f"{before}{heading}\n{folded(label, [inside.strip()], 'note')}\n{following}{after}"
+    for title, label in FOLDED.get(page.file.src_uri, {}).items():
+        before, heading, section = text.partition(f"\n## {title}\n")
+        inside, following, after = section.partition("\n## ")
+        if not after:
+            raise PluginError(f"{page.file.src_uri} must hold a section {title}, and one after it")
+        block = folded(label, [inside.strip()], "note")
+        text = f"{before}{heading}\n{block}\n{following}{after}"
+    return text
 
 
 def on_page_context(context: Any, page: Page, **_: Any) -> Any:
