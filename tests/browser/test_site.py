@@ -76,8 +76,7 @@ SHOWN = """() => {
     return !(told && root.clientWidth < 600) && box(one).right > edge + 1;
   }).map(one => one.textContent.slice(0, 40));
   return found; }"""
-"""Sizes of a page, formulas that take no room, and what is cut off: on a phone, without a shadow
-that shows it."""
+"""Sizes, formulas that take no room, and what is cut off: on a phone, without a shadow."""
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +152,6 @@ def test_no_page_is_long_and_nothing_is_cut_off(visits):
 
 
 def test_the_path_of_a_learner_is_short(visits):
-    """The fifteen pages that `mkdocs.yml` lists first."""
     assert len(PATH) <= 15 and sum(visits[0][name][0]["words"] for name in PATH) <= 20_000
 
 
