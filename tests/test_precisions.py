@@ -140,7 +140,7 @@ def test_a_coordinate_of_a_sphere_in_three_dimensions_is_uniform():
     np.testing.assert_allclose(turboquant.codebook(1, 2), [-2 / np.pi, 2 / np.pi], rtol=1e-7)
 
 
-@pytest.mark.parametrize("d", [2, 16, 128])
+@pytest.mark.parametrize("d", [2, 7, 128])
 def test_the_rotation_is_orthogonal_and_drawn_from_the_seed(d):
     drawn = turboquant.rotation(d, 0)
     np.testing.assert_allclose(drawn @ drawn.T, np.eye(d), atol=FLOAT64)
