@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from kvlab.fast import models
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.start import main
 from kvlab.fast.models import fetching, model_location
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
@@ -25,14 +24,6 @@ def room(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def refusal(monkeypatch, capfd, *arguments: str) -> str:
-    monkeypatch.setattr("sys.argv", ["kvlab", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    return capfd.readouterr().err
-
-
 def test_the_cache_is_the_users_unless_another_is_named(monkeypatch):
     monkeypatch.delenv("KVLAB_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/there")
@@ -41,11 +32,12 @@ def test_the_cache_is_the_users_unless_another_is_named(monkeypatch):
     assert models.cache_directory() == Path.home() / ".cache" / "kvlab"
 
 
-def test_a_model_that_was_not_fetched_is_asked_for(room, monkeypatch, capfd):
+def test_a_model_that_was_not_fetched_is_asked_for(room):
     reason = f"model {REAL} is not on this machine: kvlab models get {REAL}"
     with pytest.raises(FileNotFoundError, match=reason):
         model_location(REAL)
-    assert reason in refusal(monkeypatch, capfd, "generate", "--model", REAL, "--prompt", "Hi")
+    refused = CliRunner().invoke(app, ["generate", "--model", REAL, "--prompt", "Hi"])
+    assert reason in str(refused.exception)
 
 
 def test_what_is_stored_is_what_was_loaded(room):
@@ -86,21 +78,6 @@ def test_the_original_can_be_taken_from_the_hub(room, monkeypatch):
     assert result.exit_code == 0, result.output
     assert asked == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert load(REAL)[0].dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["no"], "name = 'no' must be one of smollm2, or give --from"),
-        (["jumps", "--from", "x.gguf"], "not the name of an embedded model"),
-        (["../x", "--from", "x.gguf"], "name = '../x' must be letters"),
-        (["mine", "--from", "x.gguf"], "x.gguf does not exist"),
-        ([REAL, "--from-hub", "--from", "x.gguf"], "cannot both be given"),
-    ],
-)
-def test_bad_names_and_files(arguments, message, room, monkeypatch, capfd):
-    error = refusal(monkeypatch, capfd, "models", "get", *arguments)
-    assert message in " ".join(error.split())
 
 
 def test_a_broken_file_is_refused(room, tmp_path):

@@ -24,7 +24,6 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from kvlab.fast.lab import harness  # noqa: E402
 from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
-from kvlab.fast.lab.start import main  # noqa: E402
 from kvlab.fast.lab.tables import tabulate  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
@@ -168,16 +167,6 @@ def test_a_small_budget_is_seen(model, tasks, plain):
         assert np.abs(rated[name] - wanted).max() > 100 * FLOAT32_LOGITS, name
 
 
-@pytest.mark.parametrize("budget", [slow(24), "40%"])
-def test_answers_do_not_depend_on_the_batch(model, tasks, budget):
-    alone = CompressedLM(model, "h2o", budget, batch_size=1)
-    together = CompressedLM(model, "h2o", budget, batch_size=4)
-    assert answers(alone, tasks, GENERATED)[0] == answers(together, tasks, GENERATED)[0]
-    one, other = (numbers(answers(each, tasks, RATED)[0]) for each in (alone, together))
-    for name in RATED:
-        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=FLOAT32_LOGITS)
-
-
 def test_a_budget_in_percent_is_that_of_the_request(model):
     ours = CompressedLM(model, "h2o", "25%")
     assert [ours.entries_for(tokens) for tokens in (4, 100, 101)] == [1, 25, 26]
@@ -216,15 +205,9 @@ def test_a_row_prints_its_figures_or_why_there_are_none():
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED["eval"].items())
-def test_bad_input_ends_with_one_line_and_exit_code_2(
-    arguments, message, tasks, monkeypatch, capfd
-):
-    own = ["--include-path", str(tasks)]  # the last one counts
-    monkeypatch.setattr("sys.argv", ["kvlab", "eval", *own, *arguments.split(" ")])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert message in capfd.readouterr().err
+def test_bad_input_ends_with_one_line_and_exit_code_2(arguments, message, tasks, refusal):
+    own = ("--include-path", tasks)  # the last one counts
+    assert message in refusal("eval", *own, *arguments.split(" "))
 
 
 def test_an_unknown_task_is_refused(monkeypatch):

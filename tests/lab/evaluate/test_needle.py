@@ -1,17 +1,13 @@
 """Needle in a haystack (CAOTE, Fig. 2)."""
 
-import json
 import re
 
 import pytest
-from shapes import shapes_checked
 from texts import byte_model
-from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.needle import haystack
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.models.loading import load, load_tokenizer_of
@@ -52,13 +48,6 @@ def test_a_chat_template_wraps_the_text_and_the_answer_begins_in_it(tokenizer):
     assert re.search(r"<assistant>The secret number of \w+ is$", prompt)
 
 
-def test_what_cannot_be_hidden_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="length = 50 leaves no room"):
-        haystack(tokenizer, HAY, 50, 0.5, (0,))
-    with pytest.raises(ValueError, match="fewer than length = 99999"):
-        haystack(tokenizer, HAY, 99_999, 0.5, (0,))
-
-
 def test_problems_ask_for_definitions_from_the_first_to_the_last():
     encode = load_tokenizer_of("reasoner")
     task = find_task("definition@variables=16,depths=3")
@@ -69,14 +58,12 @@ def test_problems_ask_for_definitions_from_the_first_to_the_last():
         assert encode.decode(asked.solution) == problem.solution
 
 
-def test_the_reasoner_finds_its_definitions_with_the_full_cache(tmp_path):
+def test_the_reasoner_finds_its_definitions_with_the_full_cache(data, tmp_path):
     drawing = tmp_path / "deep" / "needle.svg"
-    arguments = [
+    found = data(
         *("needle", "--methods", "full; streaming_llm; raas", "--budgets", "50%", "--trials", "2"),
-        *("--depths", "2", "--heat-map", str(drawing), "--json", "--no-controls"),
-    ]
-    with shapes_checked(False):
-        found = json.loads(CliRunner().invoke(app, arguments).stdout)
+        *("--depths", "2", "--heat-map", drawing, "--no-controls"),
+    )
     assert [round(each["mean_length"]) for each in found["lengths"]] == [183, 211, 239]
     rows = {row["method"]: row for row in found["rows"]}
     assert rows.keys() == {"full", "streaming_llm"}
@@ -86,7 +73,4 @@ def test_the_reasoner_finds_its_definitions_with_the_full_cache(tmp_path):
     assert sum(missed[1::2]) > sum(missed[::2])  # the end of the problem is gone in its turn
     refused = found["lengths"][0]["rows"][-1]
     assert refused["spec"] == "raas" and "budget = " in refused["refusal"]
-    svg = drawing.read_text()
-    assert svg.startswith("<svg")
-    assert svg.count("QuadMesh") == 2
-    assert "streaming_llm, 50%" in svg
+    assert "streaming_llm, 50%" in drawing.read_text()

@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outside import methods_named
-from sweeping import results
 from texts import byte_model
 from tolerances import DECIMALS
-from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("pyarrow")
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.likelihood import cut_windows, rate
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.generation import token_ids
@@ -104,15 +101,6 @@ def test_the_sweep_goes_on_where_it_was_and_comes_back_from_its_file(stored, pla
     assert same == {job.id for job in stored.plan.jobs() if job.model == "reasoner"}
 
 
-@pytest.mark.slow
-def test_processes_find_the_same(stored, place, tmp_path):
-    run_sweep(stored.plan, tmp_path, choose_engine("local", workers=2))
-    here, there = results(place / "out"), results(tmp_path)
-    assert len(here) == len(there)
-    for one, other in zip(here, there, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
-
-
 def test_every_form_of_the_report_has_perplexities_and_tests(stored, tmp_path):
     write_report(stored, tmp_path)
     html, text, latex, table, tests, plain = (
@@ -163,21 +151,19 @@ def test_the_example_of_the_page_is_a_sweep():
     ],
 )
 def test_commands_test_pairs_and_mark_rows_above_their_budget(
-    command, options, measure, place, tmp_path
+    command, options, measure, place, printed, data
 ):
-    arguments = [command, "--text", str(place / "text.txt"), "--model", str(place / "model")]
+    arguments = [command, "--text", place / "text.txt", "--model", place / "model"]
     arguments += [*options, "--methods", "h2o rkv@every=16", "--budgets", "20"]
     arguments += ["--block-size", "16"]
-    if command == "needle":
-        arguments += ["--heat-map", str(tmp_path / "needle.svg")]
     arguments += ["--pairs", "h2o rkv@every=16"]
-    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    found = data(*arguments)
     assert {(each["first"], each["measure"]) for each in found["tests"]} == {("h2o", measure)}
     assert {each["second"] for each in found["gains"]} == {"h2o", "rkv@every=16"}
     held = {row.get("spec") or row["method"]: row["holds_budget"] for row in found["rows"]}
     assert (held["h2o"], held["rkv@every=16"]) == (True, False)
-    printed = CliRunner().invoke(app, arguments).stdout
-    assert "20 †" in printed and f"pairs by {measure}" in printed
+    shown = printed(*arguments)
+    assert "20 †" in shown and f"pairs by {measure}" in shown
 
 
 # --- drafts: the compressed cache drafts, the full cache verifies --------------------------------
@@ -210,29 +196,6 @@ def test_only_the_facts_of_restated_steps_count_where_that_is_asked():
 
 def test_a_draft_ends_at_its_first_rejected_token():
     assert _accepted(np.array([True, True, False, True])) == {"accepted": 0.75, "until_rejected": 2}
-
-
-@pytest.mark.parametrize(
-    ("task", "more", "message"),
-    [
-        ("jumps", {"measured": 1}, "need measured = 0"),
-        ("needle", {}, "prompts that hold the question"),
-        ("chat", {"drafts": False}, "no text of its own"),
-        ("jumps", {"backend": "reference"}, "needs backend 'fast'"),
-    ],
-)
-def test_drafts_that_cannot_be_verified_are_refused(task, more, message):
-    with pytest.raises(ValueError, match=message):
-        make_sweep(
-            {
-                "methods": ["h2o"],
-                "budgets": [9],
-                "problems": 1,
-                "tasks": [task],
-                "drafts": True,
-                **more,
-            }
-        )
 
 
 def test_the_chat_is_asked_in_the_template_of_the_model():

@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from outside import SOURCE, methods_named, write_files
-from shapes import shapes_checked
 from sweeping import SMALL, Gate, kvlab, results
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.start import main
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
 from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, only, read_sweep
@@ -113,24 +111,18 @@ def test_only_methods_that_draw_are_given_the_seed():
 
 
 @pytest.mark.parametrize(("line", "message"), REFUSED["sweep"].items())
-def test_a_wrong_sweep_is_refused_in_one_line(line, message, tmp_path, monkeypatch, capfd):
-    name = line.partition(" ")[0]
-    kept = [each for each in SMALL.splitlines() if each.partition(" ")[0] not in (name, "pairs")]
+def test_a_wrong_sweep_is_refused_in_one_line(line, message, tmp_path, refusal):
+    names = {"pairs", *(each.partition(" ")[0] for each in line.splitlines())}
+    kept = [each for each in SMALL.splitlines() if each.partition(" ")[0] not in names]
     path = tmp_path / "sweep.toml"
     path.write_text("\n".join([line, *kept]))
-    monkeypatch.setattr("sys.argv", ["kvlab", "sweep", str(path), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert message in capfd.readouterr().err
+    assert message in refusal("sweep", path, "--out", tmp_path / "out")
     assert not (tmp_path / "out" / PLAN).exists()
 
 
 def test_a_method_that_fits_one_of_the_budgets_is_run():
     sweep = {"methods": ["h2o@recent=55"], "problems": 1, "backend": "reference"}
     make_plan(make_sweep({**sweep, "budgets": [50, 60]})).check_methods()
-    with pytest.raises(ValueError, match=r"methods: h2o@recent=55: budget = 50 must be at least"):
-        make_plan(make_sweep({**sweep, "budgets": [50]})).check_methods()
 
 
 def test_two_names_of_one_model_are_refused(tmp_path):
@@ -282,9 +274,7 @@ def test_a_stored_sweep_says_how_it_was_run(small):
     assert stored.run["command"].startswith("kvlab")
 
 
-def test_a_directory_without_a_sweep_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no sweep"):
-        read_stored(tmp_path)
+def test_a_damaged_plan_is_refused(tmp_path):
     (tmp_path / PLAN).write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         read_stored(tmp_path)
@@ -301,7 +291,7 @@ def test_changed_code_of_outside_methods_is_run_again(tmp_path):
     wanted |= {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"], "backend": "reference"}
     for source in (SOURCE, changed, SOURCE):
         files[-1].write_text(source)
-        with methods_named(*files), shapes_checked(False):
+        with methods_named(*files):
             done.append(run_sweep(make_plan(make_sweep(wanted)), tmp_path, in_this_process).done)
             stored = read_stored(tmp_path)
         found.append({row["method"]: row["output_error"] for row in stored.rows})
@@ -320,7 +310,7 @@ def test_what_a_file_imports_from_its_folder_is_part_of_its_source(tmp_path):
     for each in (None, *files):
         if each is not None:
             each.write_text(each.read_text() + "# another line")
-        with methods_named(files[0]), shapes_checked(False):
+        with methods_named(files[0]):
             hashes.append(methods.discover())
         for imported in ("looks", "pyramid"):
             sys.modules.pop(imported)
@@ -335,34 +325,25 @@ def common(tmp_path):
     """The command that runs one job."""
     path = tmp_path / "one.toml"
     path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
-    return ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"]
+    return ["sweep", str(path), "--out", str(tmp_path / "out")]
 
 
-def test_the_command_runs_and_says_what_it_did(common, tmp_path):
-    planned = CliRunner().invoke(app, [*common, "--dry-run"])
-    assert json.loads(planned.stdout) == {
-        "jobs": 1,
-        "missing": 1,
-        "directory": str(tmp_path / "out"),
-    }
+def test_the_command_runs_and_says_what_it_did(common, data, tmp_path):
+    planned = {"jobs": 1, "missing": 1, "directory": str(tmp_path / "out")}
+    assert data(*common, "--dry-run") == planned
     assert not (tmp_path / "out").exists()
-    found = CliRunner().invoke(app, common)
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["done now"] == 1
-    assert json.loads(CliRunner().invoke(app, common).stdout)["done now"] == 0
+    assert [data(*common)["done now"] for _ in range(2)] == [1, 0]
 
 
-def test_the_command_runs_some_methods_of_the_file_only(common, tmp_path):
+def test_the_command_runs_some_methods_of_the_file_only(common, data, refusal, tmp_path):
     (tmp_path / "one.toml").write_text(
         'methods = ["full", "h2o", "tova"]\nbudgets = [200]\nproblems = 1\n'
         'pairs = [["h2o", "tova"], ["full", "h2o"]]\ncurves = ["tova"]\n'
     )
-    found = CliRunner().invoke(app, [*common, "--methods", "full; h2o", "--dry-run"])
-    assert json.loads(found.stdout)["jobs"] == 2
+    assert data(*common, "--methods", "full; h2o", "--dry-run")["jobs"] == 2
     sweep = only(read_sweep(tmp_path / "one.toml"), ("h2o", "full"))
     assert (sweep.methods, sweep.pairs, sweep.curves) == (("full", "h2o"), (("full", "h2o"),), ())
-    refused = CliRunner().invoke(app, [*common, "--methods", "raas"])
-    assert "methods names 'raas'" in str(refused.exception)
+    assert "methods names 'raas'" in refusal(*common, "--methods", "raas")
 
 
 def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
@@ -371,7 +352,7 @@ def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
         return []
 
     monkeypatch.setattr(doing, "do_job", chatter)
-    found = CliRunner().invoke(app, common)
+    found = CliRunner().invoke(app, [*common, "--json"])
     assert json.loads(found.stdout)["done now"] == 1
     assert "(raylet) A worker died" in found.stderr
 
