@@ -83,16 +83,8 @@ def test_text_is_shown_as_it_is():
 
 
 def test_words_are_on_the_left_and_figures_on_the_right():
-    table = Table(("a", "b", "c"), [("x", "y", "z")], words=2)
-    assert table.markdown().splitlines()[1] == "| --- | --- | --: |"
-    assert table.html().count("text-align:right") == 2
     head, _, *rows = str(Table(("name", "value"), [("a", "1"), ("bcdef", "10")])).splitlines()
     assert [head, *rows] == ["name   value", "a          1", "bcdef     10"]
-
-
-def test_the_first_column_may_be_written_in_another_way():
-    table = Table(("method", "solved"), [("a_b", "c_d")])
-    assert table.markdown(lambda name: f"[{name}]").splitlines()[2] == r"| [a_b] | c\_d |"
 
 
 def test_a_narrow_terminal_breaks_words_and_no_figures():

@@ -6,13 +6,9 @@ import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
-import numpy as np
 import pytest
-from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast import models
-from kvlab.reference import Transformer, methods
-from kvlab.reference.generate import prefill
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
@@ -50,22 +46,10 @@ def test_the_tokenizer_agrees_with_the_reference():
         assert decoded == text
 
 
-def test_the_weights_are_the_checkpoint():
-    model, tokenizer = loading.load(str(reasoner_directory()), dtype="float32", device="cpu")
-    tokens = tokenizer(TEXTS[0])["input_ids"]
-    with torch.no_grad():
-        found = model(torch.tensor([tokens])).logits[0, -1].numpy()
-    reference = Transformer.from_directory(reasoner_directory())
-    expected, _ = prefill(reference, methods.get("full"), tokens)
-    np.testing.assert_allclose(found, expected, atol=FLOAT32_LOGITS)
-    assert np.abs(np.roll(found, 1) - expected).max() > 1
-    assert not model.training
-
-
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_the_type_is_the_one_asked_for(dtype, expected):
     model, _ = loading.load(reasoner_directory(), dtype)
-    assert model.dtype == getattr(torch, expected)
+    assert model.dtype == getattr(torch, expected) and not model.training
 
 
 def test_reports_and_progress_bars_come_back():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from models import prompts, tiny
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.reference import Transformer
@@ -10,7 +11,7 @@ from kvlab.reference.simulator.trace import load_trace, record_trace, save_trace
 from kvlab.reference.tasks import reasoning
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 loading = pytest.importorskip("kvlab.fast.models.loading")
 recording = pytest.importorskip("kvlab.fast.lab.recording")
 
@@ -76,18 +77,11 @@ def test_padding_is_no_part_of_a_trace(reasoner, inputs, trace):
 
 
 def test_softcap_and_sliding_layers_of_gemma():
-    """Gemma 2 slides in its first layer: only the second is there."""
-    config = transformers.Gemma2Config(
-        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-        **{"attn_logit_softcapping": 5.0, "sliding_window": 8},
-        **{"eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1},
-    )
-    model = transformers.Gemma2ForCausalLM(config).eval()
-    tokens = torch.arange(10, 20)[None]
-    trace = recording.record_trace(model, input_ids=tokens, max_new_tokens=1, do_sample=False)
+    """Gemma 2 slides in its first and third layer: only the second is there."""
+    model = tiny("gemma2", torch.float32)
+    trace = recording.record_trace(model, **prompts([10]), max_new_tokens=1, do_sample=False)
     found = trace.metadata
-    assert (found.model, found.layers, found.softcap) == ("Gemma2ForCausalLM", (1,), 5.0)
+    assert (found.model, found.layers, found.softcap) == ("Gemma2ForCausalLM", (1,), 4.0)
 
 
 @pytest.mark.parametrize(

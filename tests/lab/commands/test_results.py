@@ -123,13 +123,6 @@ def test_trace_writes_what_it_says(data, tmp_path):
     assert found["mean_confidence"] == pytest.approx(np.nanmean(trace.confidence))
 
 
-def test_trace_prints_a_summary(printed, tmp_path):
-    shown = printed("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
-    said = dict(line.strip().split("  ", 1) for line in shown.splitlines() if "  " in line.strip())
-    assert said["prompt tokens"].strip() == str(PROMPT)
-    assert (said["written tokens"].strip(), said["mean confidence"].strip()) == ("0", "–")
-
-
 def test_a_full_disk_is_named(refusal, tmp_path, monkeypatch):
     def fill(trace, path):
         raise OSError(28, "No space left on device")
@@ -161,13 +154,6 @@ def test_a_bound_gives_less_skill_than_the_best_keep_sets(data, noise_file):
     arguments = ("simulate", noise_file, "--methods", "h2o", "--budget", "12", "--workers", "1")
     ((best,), (bound,)) = (data(*arguments, way) for way in ("--exact", "--bound"))
     assert best["skill"] > bound["skill"] > 0
-
-
-def test_the_table_shows_who_was_judged_and_who_was_refused(printed, noise_file):
-    arguments = ("--methods", "h2o tova raas", "--budget", "12", "--workers", "1")
-    shown = printed("simulate", noise_file, *arguments)
-    assert "noise: 20 tokens given, 50 generated" in shown and "tova" in shown
-    assert "budget = 12 must be at least the 20 entries" in " ".join(shown.split())
 
 
 # --- kvlab view ----------------------------------------------------------------------------------
@@ -233,10 +219,3 @@ def test_a_method_pays_once_its_steps_have_made_up_for_its_work():
     alone = [replace(each, batch=1, generated=200) for each in (h2o, full)]
     assert pays_from(*alone) is None
     assert pays_from(replace(full, runtime=Runtime(bandwidth_share=1.0)), full) == 65
-
-
-def test_the_table_of_a_plan_shows_who_was_refused(printed):
-    asked = ("--method", "full tova raas", "--budget", "32", "--batch", "4")
-    shown = printed(*SHORT, *asked)
-    assert "llama-3.1-8b on H200" in shown
-    assert "budget = 32 must be at least the 64 entries" in " ".join(shown.split())

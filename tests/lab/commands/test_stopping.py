@@ -10,7 +10,6 @@ from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.files import folder_of
 from kvlab.reference.processes import process_pool
 
 for needed in ("torch", "transformers"):
@@ -140,16 +139,6 @@ def test_ctrl_c_says_what_there_is_and_leaves_no_folder(
     assert "stopped: 1 row printed, no file written" in found.stderr
     assert [line for line in found.stdout.splitlines() if line.startswith(("full", "knorm"))]
     assert not (tmp_path / "made").exists()
-
-
-def test_a_folder_stays_only_if_something_is_in_it(tmp_path):
-    path = tmp_path / "a" / "b" / "file"
-    with pytest.raises(KeyboardInterrupt), folder_of(path):
-        raise KeyboardInterrupt
-    assert not path.parent.parent.exists()
-    with folder_of(path):
-        path.touch()
-    assert path.exists()
 
 
 def test_processes_never_see_ctrl_c():

@@ -1,12 +1,9 @@
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from tolerances import DECIMALS
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep
@@ -55,39 +52,15 @@ def test_comparing_in_this_process_gives_the_same():
 # --- the command ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def printed(monkeypatch):
-    """Run the command in this process, and return what it prints."""
+def test_compare_prints_json_and_writes_a_page(data, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
     )
-    setting = ("--task", SHORT["tasks"][0], "--problems", "1", "--backend", "reference")
-
-    def run(*options):
-        result = CliRunner().invoke(app, ["compare", *setting, *options])
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    return run
-
-
-def test_compare_prints_json_and_writes_a_page(printed, tmp_path):
     page = tmp_path / "deep" / "page.html"
-    options = ("--methods", "full; tova; raas", "--budget", "20", "--report", str(page))
-    found = json.loads(printed("--json", *options))
+    setting = ("--task", SHORT["tasks"][0], "--problems", 1, "--backend", "reference")
+    options = ("--methods", "full; tova; raas", "--budget", 20, "--report", page)
+    found = data("compare", *setting, *options)
     assert [row["spec"] for row in found["rows"]] == ["full", "tova", "raas"]
     assert found["budgets"] == {"20": 20}
     html = page.read_text()
     assert html.count("<svg") == 2 and "does not fit 1 of 1 problems" in html
-
-
-def test_rows_are_printed_with_their_refusals_and_wide_names(printed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    wide = "snapkv@window=16,schedule=every_block"
-    shown = printed("--methods", f"tova raas {wide}", "--budget", "20").splitlines()
-    rows = [line for line in shown if line.startswith(("tova", "raas", "snapkv"))]
-    assert rows[0].split()[:3] == ["tova", "20", "0"]
-    assert rows[1].startswith(f"raas{22 * ' '}20  does not fit 1 of 1 problems: budget = 20")
-    after = shown[shown.index(wide) + 1]
-    assert after.split()[0] == "20" and after.index("20") == rows[0].index("20")
-    assert not list(tmp_path.iterdir()), "a page is written where one is asked for"

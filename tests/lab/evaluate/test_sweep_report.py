@@ -15,9 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown import Markdown
 from tolerances import DECIMALS, EXACT
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched
 from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
@@ -316,20 +314,13 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
         for form in ("html", "md", "json", "tex", "csv")
     )
     plain = json.loads(plain)
-    assert html.count("<svg") == 2
-    assert not re.search(r"(src|href)=[\"']https?:", html)
+    assert html.count("<svg") == len(re.findall(r"\((\S+\.svg)\)", text)) == 2
     assert "budget is &lt; 90 &amp; too small" in html
-    assert "<strong>40.0 (26.3–55.4)</strong>" in html
     assert "| h2o | **40.0 (26.3–55.4)** | **50.0 (35.2–64.8)** |" in text
     assert "| rkv@every=16 | 100.0 (91.2–100.0) † | 100.0 (91.2–100.0) † |" in text
     assert "| raas | – | – |" in text
-    drawings = re.findall(r"\((\S+\.svg)\)", text)
-    assert len(drawings) == 2
-    assert all((tmp_path / "deep" / name).exists() for name in drawings)
-    assert plain["missing_jobs"] == 0
     assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
     assert plain["sweep"]["problems"] == 20
-    assert r"\paragraph{Problems solved, \%}" in latex
     assert r"h2o & \textbf{40.0 (26.3–55.4)} & \textbf{50.0 (35.2–64.8)} \\" in latex
     (again,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert make_sweep(tomllib.loads(again)) == stored.plan.sweep
@@ -343,13 +334,10 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     ]
 
 
-def test_the_command_reports(stored, tmp_path):
-    command = ["report", str(stored.directory), "--out", str(tmp_path)]
-    shown = CliRunner().invoke(app, command)
-    assert shown.exit_code == 0, shown.output
-    assert "40.0 (26.3–55.4)" in shown.stdout
-    plain = CliRunner().invoke(app, [*command, "--json"])
-    assert json.loads(plain.stdout)["missing_jobs"] == 0
+def test_the_command_reports(stored, tmp_path, printed, data):
+    command = ("report", stored.directory, "--out", tmp_path)
+    assert "40.0 (26.3–55.4)" in printed(*command)
+    assert data(*command)["missing_jobs"] == 0
 
 
 def test_a_report_needs_results(stored, tmp_path):
