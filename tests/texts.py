@@ -4,16 +4,19 @@ import json
 
 import torch
 import yaml
+from models import SHAPE, SHARPER
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from study.architectures import sharpen
+
 END = "<end>"
 
 
-def byte_model(directory, context: int = 1024, sharper: float = 4.0):
+def byte_model(directory, context: int = 1024):
     """Save a Llama whose tokens are bytes; returns the directory."""
     symbols = sorted(ByteLevel.alphabet())
     vocabulary = {END: 0, **{symbol: number for number, symbol in enumerate(symbols, start=1)}}
@@ -24,24 +27,11 @@ def byte_model(directory, context: int = 1024, sharper: float = 4.0):
         tokenizer_object=inner, eos_token=END, bos_token=END, clean_up_tokenization_spaces=False
     )
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=context,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter *= sharper
+    smaller = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    sizes = {"vocab_size": len(vocabulary), "max_position_embeddings": context}
+    model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **smaller, **special, **sizes}))
+    sharpen(model, SHARPER)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -11,8 +11,9 @@ from models import tiny
 from kvlab.fast import compress
 from kvlab.fast.lab.evaluate import tasks
 from kvlab.fast.lab.evaluate.backends import FastBackend, Request
-from kvlab.fast.lab.sweep.jobs import do_job
-from kvlab.fast.lab.sweep.plan import Sweep, make_plan
+from kvlab.fast.lab.sweep.compare import run_in_memory
+from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
 
 TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
@@ -89,23 +90,10 @@ class HalvedReasoning(tasks.Reasoning):
         return super().grade(problem.whole, text)
 
 
-@pytest.fixture
-def sweep(monkeypatch):
-    monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "halved": HalvedReasoning})
-    return Sweep(
-        methods=("full", "streaming_llm"),
-        budgets=("30%",),
-        problems=2,
-        models=("reasoner",),
-        tasks=("halved",),
-        batch=1,
-        block_size=32,
-        to_first_error=True,
-    )
-
-
-def test_a_sweep_asks_after_the_text_is_compressed(sweep):
-    solved = {}
-    for job in make_plan(sweep).jobs():
-        solved.setdefault(job.method, []).extend(row["solved"] for row in do_job(job))
-    assert solved == {"full": [True] * 2, "streaming_llm": [False] * 2}
+def test_a_sweep_asks_after_the_text_is_compressed(monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "halved", HalvedReasoning)
+    about = {"models": ("reasoner",), "tasks": ("halved",), "block_size": 32}
+    sweep = Sweep(("full", "streaming_llm"), ("30%",), 2, batch=1, to_first_error=True, **about)
+    (found,) = summarise(run_in_memory(sweep))
+    solved = {point.method: point.outcomes for point in found.points}
+    assert solved == {"full": (True, True), "streaming_llm": (False, False)}

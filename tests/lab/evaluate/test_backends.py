@@ -48,14 +48,6 @@ def problems(backends):
     return prompts, answers, stop
 
 
-@pytest.mark.parametrize("spec", sampled(SPECS, ["caote:h2o"]))
-def test_whole_problems_give_the_same_text(spec, backends, problems):
-    prompts, _, stop = problems
-    policy, request = methods.get(spec, SPECS[spec]), Request(prompts, 160, stop)
-    written = [backend.write(policy, request) for backend in backends]
-    assert written[0] == written[1]
-
-
 def test_without_a_token_that_ends_it_an_answer_ends_at_the_limit(backends, problems):
     prompts, (answer, *_), _ = problems
     limit = len(answer) + 3

@@ -9,7 +9,7 @@ from build import observation
 
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
-from kvlab.fast.lab.sweep.compare import compare, run_in_memory
+from kvlab.fast.lab.sweep.compare import run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.reference import methods
 from kvlab.reference.cache import State
@@ -109,18 +109,3 @@ def test_what_is_not_known_after_an_error_is_not_told():
     sweep = Sweep(("streaming_llm",), ("24",), 2, measured=1, tasks=(TASK,), to_first_error=True)
     for row in run_in_memory(sweep).rows:
         assert not row["solved"] and row["answer_correct"] is None
-
-
-# --- a comparison names the oracle ---------------------------------------------------------------
-
-
-def test_a_comparison_has_a_row_for_the_oracle():
-    sweep = Sweep(("oracle", "random"), ("80%",), 3, measured=1, tasks=(TASK,))
-    oracle, random = compare(sweep).summary.points
-    assert (oracle.method, oracle.solved) == ("oracle", 1.0)
-    entries = oracle.mean("entries")
-    assert entries is not None
-    assert oracle.budget is not None
-    assert entries <= oracle.budget
-    assert random.solved is not None
-    assert random.solved < 1

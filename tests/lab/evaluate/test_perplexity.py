@@ -42,18 +42,6 @@ def test_points_against_the_full_cache_by_hand():
     assert (single.gap, single.nats) == (pytest.approx(2, abs=FLOAT64), None)
 
 
-def test_the_full_cache_has_the_model_s_own_likelihoods(loaded):
-    model, tokenizer = loaded
-    passages = cut_windows(token_ids(tokenizer, TEXT), 100, 20)
-    rated = rate(model, "full", None, passages, 16, "blocks", 2)
-    for passage, found in zip(passages, rated, strict=True):
-        ids = torch.tensor([[*passage.prompt, *passage.rated]])
-        with torch.no_grad():
-            logprobs = model(ids).logits[0].log_softmax(dim=-1)
-        losses = [logprobs[n - 1, ids[0, n]].item() for n in range(20, 100)]
-        assert found.logprobs == pytest.approx(losses, abs=FLOAT32_LOGITS)
-
-
 @pytest.mark.parametrize("feed", ["steps", "blocks"])
 def test_bytes_are_counted_with_scales_and_a_precision_alone_is_measured(loaded, feed):
     """Of 59 tokens read: 16 bits, or a byte each and two float32 scales per layer."""
