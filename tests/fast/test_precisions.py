@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from models import prompts, tiny, written
 from tolerances import FLOAT64
 
-from kvlab.fast import compress
 from kvlab.fast.engine.codes import Coded, decode_small, encode_small
 from kvlab.fast.engine.port import port_part
 from kvlab.fast.engine.storage import Storage
@@ -97,23 +95,3 @@ def test_what_a_copy_takes_up_is_not_in_the_original():
         storage.append(x[:, :, row : row + 1], [1])
     assert torch.equal(ours.read(x.dtype), x[:, :, :32])
     assert torch.equal(copy.read(x.dtype), x[:, :, [*range(31), 40]])
-
-
-def test_the_cache_of_a_model_is_really_smaller():
-    """Of 64 bytes of a float32 vector remain those of the code and 8 for the number of its slot."""
-    model, found = tiny("llama", torch.float32), {}
-    for name in precisions():
-        with compress(model, f"full@precision={name}") as cache:
-            written(model, cache, prompts([100]), 8)
-            layer = cache.memory().layers[0]
-            found[name] = (layer.keys + layer.values) / (2 * 4 * 107), layer.scales
-    assert found["fp8"][0] == found["fp8_e5m2_head"][0]
-    assert [found[name][0] for name in ("fp8", "nvfp4", "turboquant", "turboquant_2bit")] == [
-        *(16, 8, 8, 4)
-    ]
-    slots = 2 * 4 * 107 * 8
-    assert found["fp8"][1] == slots + 2 * 4
-    assert found["fp8_head"][1] == slots + 2 * 4 * 4
-    assert found["nvfp4"][1] == slots + 2 * 4 * 107 + 2 * 4
-    assert found["turboquant"][1] == slots + 2 * 4 * 107 * 2
-    assert found["turboquant_prod"][1] == slots + 4 * 107 * (4 + 2)

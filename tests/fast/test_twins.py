@@ -43,9 +43,3 @@ def test_the_module_of_a_twin_is_imported_when_its_part_is_first_asked_for(part,
     monkeypatch.setattr(twins, "import_module", asked.append)
     twins.find_twin(part)
     assert asked == [TWINS[part].__module__]
-
-
-def test_options_are_the_references():
-    policy = fast.get("caote:h2o@every=25", budget=16, recent=3)
-    assert policy.name == "caote:h2o@every=25"
-    assert policy.protect.spec.recent == 3

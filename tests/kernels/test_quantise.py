@@ -80,14 +80,6 @@ def test_a_number_that_is_none_poisons_its_group(dtype):
         assert each.isnan().nonzero().tolist() == [[1, 0]]
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("shape", [(0, 64), (2, 2, 0, 64), (0, 3, 64)])
-def test_nothing_to_quantise(shape, bits):
-    codes, scale, zero = quantise(drawn(shape), bits, 32).parts
-    assert codes.shape == (*shape[:-1], 64 * bits // 8)
-    assert scale.shape == zero.shape == (*shape[:-1], 2)
-
-
 RESTS = ((64, 64), (128, 64), (96, 32), (80, 64), (64, 2))
 
 
