@@ -1,11 +1,13 @@
 """OpenVINO GenAI's cache eviction."""
 
+from dataclasses import dataclass
+
 import torch
 
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Budget, Score
+from kvlab.fast.engine.policy import Around, Budget, Score
 from kvlab.fast.engine.selection import in_ascending_position
 from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.checks import check_protected
@@ -19,17 +21,25 @@ class PooledAttention(Score[reference.PooledAttention]):
 
     def observe(self, state: State, seen: Observation) -> None:
         rows = seen.received("sum").sum(dim=1, keepdim=True)
-        window, clock = self.spec.options.window, seen.clock
-        if clock.prefilling and window:
-            counted = seen.query_positions >= clock.prompt[:, 0] - window
-            rows = rows * counted[:, None, :, None]
-        received = rows.sum(dim=2).expand_as(seen.positions)
-        if clock.prefilling:
-            state.entries["of_prompt"].add_(received)
+        options, clock, at = self.spec.options, seen.clock, seen.query_positions
+        of_prompt, total = state.entries["of_prompt"], state.entries["accumulated"]
+        if not clock.prefilling:
+            if not clock.rows[0].generated_before:
+                total.add_(self.pooled(of_prompt, seen))
+            total.add_(self.pooled(rows.sum(dim=2).expand_as(seen.positions), seen))
             return
-        if not clock.rows[0].generated_before:
-            state.entries["accumulated"].add_(self.pooled(state.entries["of_prompt"], seen))
-        state.entries["accumulated"].add_(self.pooled(received, seen))
+        if options.window:
+            rows = rows * (at >= clock.prompt[:, 0] - options.window)[:, None, :, None]
+        if not options.chunk:
+            of_prompt.add_(rows.sum(dim=2).expand_as(seen.positions))
+            return
+        first = min(row.seen - row.block for row in clock.rows) // options.chunk
+        for part in range(first, (max(row.seen for row in clock.rows) - 1) // options.chunk + 1):
+            mine = (at // options.chunk == part)[:, None, :, None]
+            of_prompt.add_((rows * mine).sum(dim=2).expand_as(seen.positions))
+            whole = (at == (part + 1) * options.chunk - 1).any(dim=1)[:, None, None]
+            total.add_(self.pooled(of_prompt, seen) * whole)
+            of_prompt.mul_(~whole)
 
     def pooled(self, received: PerEntry, seen: Observation) -> PerEntry:
         """Return the maximum over each entry and those after it; the first ones get nothing."""
@@ -58,6 +68,26 @@ class CompletePages(Budget[reference.CompletePages]):
     def room(self, clock: Clock, entries: int, safe: int) -> int:
         page = self.spec.page
         places = self.spec.budget // page * page + (page if clock.seen % page else 0)
+        places += self.spec.crushed(entries) * page
         held = -(-safe // page) * page
         check_protected(places, held)
         return places - held
+
+
+@twin_of(reference.Crushed)
+@dataclass(frozen=True)
+class Crushed(Around[reference.Crushed]):
+    """Rates entries 1 that stay: in the best pages, and in others whose patterns differ."""
+
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        scores, page = self.inner.score(state, seen, candidates, room)[:, 0], self.spec.pages.page
+        received = state.entries["accumulated"][:, 0].double().numpy(force=True)
+        may_leave = seen.present if candidates is None else seen.present & candidates
+        for row, places in enumerate(room):
+            slots = may_leave[row, 0].nonzero()[:, 0]
+            blocks = slots[seen.positions[row, 0, slots].argsort()].unflatten(0, (-1, page))
+            worth = scores[row, blocks[:, 0]].double().numpy(force=True)
+            here = int(seen.present[row, 0].sum())
+            stay = self.spec.stay(worth, received[row, blocks.cpu()], places, here)
+            scores[row, blocks] = torch.from_numpy(stay).to(scores)[:, None]
+        return scores[:, None]

@@ -4,18 +4,23 @@ There is no paper; the rule was taken from the engine's documentation, and its c
 against the engine's own log-probabilities. Equations (numbered here):
 
 1. S_j ← S_j + max over the entries j … j + 6 of Σ_i a_i, attention summed over all heads of a layer
-   and over the rows i of a step; of the prompt, over its last ``window`` rows
+   and over the rows i of a step; of the prompt, or each ``chunk`` of it, over its last ``window``
+   rows
 2. worth of a block of 32 entries = Σ S_j over the block; under ``norm_sum`` each S_j is first
    divided by the number of rows that were counted for it
 3. keep the first ``start`` entries, the last ``recent`` ones in whole blocks, the block that is
    being filled, and the best complete blocks up to ``budget``, the engine's ``max_cache_size``
+4. with KVCrush, keep ``crush`` blocks more: mark the half of the entries that have the largest S_j,
+   order the blocks that would leave by their Hamming distance to a pattern, and take every
+   ⌊blocks / crush⌋-th, the nearest first
 """
 
 from dataclasses import dataclass
+from heapq import heapify, heappushpop
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import reduce_group
 from kvlab.reference.cache import Column, State
@@ -24,7 +29,10 @@ from kvlab.reference.granularity import OfPages, Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Edges, EveryDecode, Needs, Policy, Score
+from kvlab.reference.policy import Around, Edges, EveryDecode, Needs, Policy, Score
+from kvlab.reference.selection import rank
+
+Anchor = Literal["zeros", "ones", "mean", "alternating"]
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,19 @@ class PooledAttention(Score):
 
     @property
     def needs(self) -> Needs:
-        return Needs(heads="sum", sums_rows=not self.options.window)
+        return Needs(heads="sum", sums_rows=not (self.options.window or self.options.chunk))
 
     def observe(self, state: State, seen: Observation) -> State:
         rows = reduce_group(seen.attention, "sum").sum(axis=0)
         prompt, total = state.entries["of_prompt"], state.entries["accumulated"]
         if seen.clock.prefilling:
-            last = seen.clock.prompt - (self.options.window or seen.clock.prompt)
-            counted = rows[seen.clock.positions >= last].sum(axis=0)
-            return state.with_entries(of_prompt=prompt + counted)
+            at, chunk = seen.clock.positions, self.options.chunk or seen.clock.prompt
+            counted = at >= seen.clock.prompt - (self.options.window or seen.clock.prompt)
+            for part in np.unique(at // chunk):
+                prompt = prompt + rows[counted & (at // chunk == part)].sum(axis=0)
+                if self.options.chunk and (part + 1) * chunk - 1 in at:
+                    total, prompt = total + self.pooled(prompt[0], seen), 0 * prompt
+            return state.with_entries(of_prompt=prompt, accumulated=total)
         if not seen.clock.generated_before:
             total = total + self.pooled(prompt[0], seen)
         return state.with_entries(accumulated=total + self.pooled(rows.sum(axis=0), seen))
@@ -80,9 +92,67 @@ class PooledAttention(Score):
 class CompletePages(Pages):
     """As many complete pages as ``budget`` entries fill, and the page that is being written."""
 
+    crush: int
+
     def places(self, seen: Observation) -> int:
         being_written = self.page if seen.clock.seen % self.page else 0
-        return super().places(seen) + being_written  # [OpenVINO 3]
+        more = self.crushed(seen.positions.shape[1]) * self.page
+        return super().places(seen) + being_written + more  # [OpenVINO 3]
+
+    def crushed(self, entries: int) -> int:
+        """Return how many pages KVCrush keeps of those that would leave: ``crush``, or none."""
+        leave = entries // self.page - self.budget // self.page
+        return self.crush if leave >= self.crush else 0
+
+
+def upper_half(scores: Float[Array, " n"]) -> Bool[Array, " n"]:
+    """Mark the larger half, ⌊n / 2⌋ entries.
+
+    Maxima over neighbours are often equal. Which of equal ones is in the half is decided by the
+    order in which a heap of the first half takes in the others, as in C++'s `std::partial_sort`.
+    """
+    entries = [[score] for score in scores.tolist()]  # equal ones are told apart by identity
+    half = entries[: len(entries) // 2]
+    heapify(half)
+    for other in entries[len(half) :]:
+        heappushpop(half, other)
+    chosen = set(map(id, half))
+    return np.array([id(entry) in chosen for entry in entries])
+
+
+@dataclass(frozen=True)
+class Crushed(Around):
+    """Rates entries 1 that stay: in the best pages, and in others whose patterns differ."""
+
+    pages: CompletePages
+    anchor: Anchor
+
+    @property
+    def ordinal(self) -> bool:
+        return True
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        worth = self.inner.score(state, seen, candidates, room)[0]
+        blocks = np.flatnonzero(candidates[0]).reshape(-1, self.pages.page)
+        received, entries = state.entries["accumulated"][0, blocks], seen.positions.shape[1]
+        worth[blocks] = self.stay(worth[blocks[:, 0]], received, room, entries)[:, None]
+        return np.tile(worth, (len(candidates), 1))
+
+    def stay(
+        self, worth: Float[Array, " b"], received: Float[Array, "b page"], room: int, entries: int
+    ) -> Bool[Array, " b"]:
+        """Mark the best blocks, and of the others each so many-th from the anchor's nearest on."""
+        crush = self.pages.crushed(entries)
+        stays = rank(worth) >= len(worth) - (room // self.pages.page - crush)
+        if crush:
+            marked = upper_half(received.ravel()).reshape(received.shape)
+            patterns = {"zeros": 0, "ones": 1, "mean": marked.mean(axis=0) > 0.5}
+            pattern = patterns.get(self.anchor, np.arange(self.pages.page) % 2)
+            others = np.flatnonzero(~stays)
+            far = (marked != pattern).sum(axis=1)[others]
+            nearest = others[np.argsort(far, kind="stable")]
+            stays[nearest[:: len(others) // crush][:crush]] = True  # [OpenVINO 4]
+        return stays
 
 
 @dataclass(frozen=True)
@@ -97,15 +167,21 @@ class OpenVINO(Method):
     """The engine's mode: ``sum``; ``norm_sum`` divides by the rows that were counted."""
     window: int = 8
     """Last rows of the prompt that are counted; the engine's ``snapkv_window_size``. 0: all."""
+    chunk: int = 0
+    """Tokens of a part of the prompt; the engine's ``max_num_batched_tokens``. 0: the prompt."""
     page: int = 32
     """Entries of a block."""
     pool: int = 7
     """Entries of the maximum; 1: no pooling."""
+    crush: int = 0
+    """Blocks that KVCrush keeps besides; the engine's ``KVCrushConfig.budget``."""
+    anchor: Anchor = "alternating"
+    """KVCrush's pattern; the engine's ``anchor_point_mode``, without ``RANDOM``."""
 
     name = "openvino"
     source = "OpenVINO GenAI 2026.4, CacheEvictionConfig; no paper"
     published = "2024-11"
-    equations = ("OpenVINO 1", "OpenVINO 2", "OpenVINO 3")
+    equations = ("OpenVINO 1", "OpenVINO 2", "OpenVINO 3", "OpenVINO 4")
     examples = (
         Example("openvino@start=1,recent=4,page=1,pool=3,window=3"),
         Example("openvino@start=2,recent=2,page=2,aggregation=sum,pool=2,window=0", shared=False),
@@ -116,12 +192,15 @@ class OpenVINO(Method):
         super().__post_init__()
         check_at_least(1, page=self.page, pool=self.pool)
         check_at_least(0, start=self.start, recent=self.recent, window=self.window)
+        check_at_least(0, chunk=self.chunk, crush=self.crush)
 
     def policy(self, budget: int | None) -> Policy:
+        pages = CompletePages(require_budget(self.name, budget), self.page, self.crush)
+        score = OfPages(PooledAttention(self), self.page, "mean")
         return Policy(
             self.name,
-            OfPages(PooledAttention(self), self.page, "mean"),
+            Crushed(score, pages, self.anchor) if self.crush else score,
             EveryDecode(),
             WholePages(Edges(self.start, self.recent), self.page),
-            CompletePages(require_budget(self.name, budget), self.page),
+            pages,
         )

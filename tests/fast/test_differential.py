@@ -50,6 +50,7 @@ SPECS = (
     "ddks@reading=mikv,group=4",
     "openvino@start=4,recent=4,page=4,pool=3,window=3",
     "openvino@start=4,recent=2,page=4,pool=2,window=0,aggregation=sum,sinks=1",
+    "openvino@start=4,recent=4,page=4,pool=3,window=9,chunk=7,crush=2,anchor=mean",
     "caote:h2o@evict_before_attend=true",
     "caote:h2o@normalize_over=candidates,pool=3",
     "caote:tova@heads=mean",

@@ -5,6 +5,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
+from kvlab.reference.methods import openvino
 from kvlab.reference.observation import Clock
 
 ROWS = ([1], [0.1, 0.9], [0.2, 0.3, 0.5], [0.1, 0.1, 0.6, 0.2], [0.1, 0.2, 0.1, 0.4, 0.2])
@@ -19,6 +20,8 @@ ROWS = ([1], [0.1, 0.9], [0.2, 0.3, 0.5], [0.1, 0.1, 0.6, 0.2], [0.1, 0.2, 0.1, 
         ("aggregation=sum,pool=2,window=2", [0, 1.1 + 0.2, 1.1 + 0.4, 0.2 + 0.4, 0.2]),
         # all four rows: 1.4 1.3 1.1 .2
         ("aggregation=sum,pool=2,window=0", [0, 1.3 + 0.2, 1.1 + 0.4, 0.2 + 0.4, 0.2]),
+        # in parts of two rows: .9 0 0, pooled .9 0 0, and .4 1.1 .2
+        ("aggregation=sum,pool=2,window=0,chunk=2", [0, 0.9 + 1.1 + 0.2, 1.1 + 0.4, 0.6, 0.2]),
         # nothing pooled: .4 1.1 .2, and the generated token's row as it is
         ("aggregation=sum,pool=1,window=2", [0, 0.4 + 0.2, 1.1 + 0.1, 0.2 + 0.4, 0.2]),
         # counted rows of the five entries: 3 3 3 2 1
@@ -58,12 +61,33 @@ def test_one_block_leaves_by_hand(row, stay):
     assert kept(policy, policy.score.observe(state, seen), seen) == stay
 
 
+@pytest.mark.parametrize(
+    ("options", "also"),
+    [  # marked are 2, 5 and 6, the larger half of 2 to 7; the patterns of the blocks: 10, 01, 10
+        ("crush=1,anchor=alternating", [4, 5]),  # the pattern 01
+        ("crush=1,anchor=mean", [6, 7]),  # the pattern 10
+        ("crush=3", []),  # of two that leave three cannot stay
+    ],
+)
+def test_kvcrush_keeps_another_block_by_hand(options, also):
+    policy = methods.get(f"openvino@start=2,recent=2,page=2,pool=1,aggregation=sum,{options}", 6)
+    seen = observation([[0, 0, 0.3, 0.02, 0.05, 0.06, 0.1, 0.01, 0, 0, 0]], prompt=10)
+    state = State({name: np.zeros((1, 11)) for name in policy.score.columns})
+    assert kept(policy, policy.score.observe(state, seen), seen) == [0, 1, 2, 3, *also, 8, 9, 10]
+
+
+def test_of_equal_scores_the_heap_decides_which_is_in_the_larger_half():
+    assert openvino.upper_half(np.array([1.0, 1, 1, 2])).tolist() == [True, False, False, True]
+
+
 def test_the_first_eviction_is_after_the_first_generated_token():
     due = methods.get("openvino", 672).schedule.due
     assert [due(Clock(8, 8, 8)), due(Clock(9, 1, 8)), due(Clock(10, 1, 8))] == [False, True, True]
 
 
-@pytest.mark.parametrize("options", ["start=-1", "recent=-32", "page=0", "pool=0", "window=-1"])
+@pytest.mark.parametrize(
+    "options", ["start=-1", "recent=-32", "page=0", "pool=0", "window=-1", "crush=-1", "chunk=-1"]
+)
 def test_options_have_bounds(options):
     with pytest.raises(ValueError, match=options.partition("=")[0]):
         methods.get(f"openvino@{options}", 672)

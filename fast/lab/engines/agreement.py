@@ -35,11 +35,13 @@ class Setting:
         return verdict if same != self.differs else f"WRONG: {verdict}"
 
 
-def _eviction(mode: str, window: int, rotation: bool = False) -> Setting:
-    options = {"start": 32, "recent": 64, "max": 160, "aggregation": mode, "window": window}
-    name = f"{mode}, window {window or 'off'}" + (", rotation" if rotation else "")
-    spec = f"openvino@start=32,recent=64,aggregation={mode.lower()},window={window}"
-    return Setting(name, spec, 160, options | {"rotation": rotation}, differs=rotation)
+def _eviction(mode: str, window: int, more: str = "", recent: int = 64, **other: Any) -> Setting:
+    """Return a setting of OpenVINO's eviction; ``more`` is what kvlab's specification adds."""
+    name = f"{mode}, window {window or 'off'}, {more or ''.join(other)}".removesuffix(", ")
+    spec = f"openvino@start=32,recent={recent},aggregation={mode.lower()},window={window},{more}"
+    sizes = {"start": 32, "recent": recent, "max": 32 + 2 * recent, "aggregation": mode}
+    options, differs = sizes | {"window": window} | other, "rotation" in other
+    return Setting(name, spec.removesuffix(","), sizes["max"], options, differs=differs)
 
 
 def _shift(size: int) -> Setting:
@@ -52,8 +54,15 @@ Q8, Q4 = "full@precision=q8_0", "full@precision=q4_0"
 SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     "openvino": (
         Setting("no eviction", "full"),
-        *(_eviction(mode, window) for window in (0, 8) for mode in ("SUM", "NORM_SUM")),
+        *(_eviction(mode, window) for window in (0, 8, 32) for mode in ("SUM", "NORM_SUM")),
+        *(
+            _eviction("NORM_SUM", 8, f"crush=2,anchor={anchor}", 32, crush=(2, anchor.upper()))
+            for anchor in ("zeros", "ones", "mean", "alternating")
+        ),
+        _eviction("SUM", 0, "chunk=100", batched=100),
+        _eviction("NORM_SUM", 8, "chunk=220", batched=220),
         _eviction("NORM_SUM", 0, rotation=True),
+        Setting("u8", "full", None, {"precision": "u8"}, differs=True),
     ),
     "llama.cpp": (
         Setting("f16", "full", within=0.005),
