@@ -31,11 +31,8 @@ if "max" in settings:
     made.cache_eviction_config = genai.CacheEvictionConfig(*sizes, *more)
 pipeline = genai.ContinuousBatchingPipeline(asked["weights"], made, "CPU", hints, {})
 wanted = genai.GenerationConfig()
-wanted.max_new_tokens, wanted.do_sample, wanted.logprobs = (
-    asked["tokens"],
-    False,
-    1 - asked.get("timed", 0),
-)
+wanted.max_new_tokens, wanted.do_sample = asked["tokens"], False
+wanted.logprobs = 1 - asked.get("timed", 0)
 wanted.ignore_eos, wanted.apply_chat_template = True, False
 times = [(time.process_time(), time.perf_counter())]
 tokens, log_probs = [[] for _ in asked["prompts"]], [[] for _ in asked["prompts"]]
