@@ -49,5 +49,8 @@ for prompt in asked["prompts"]:
             for part in handle.read().values() if handle.can_read() else ():
                 tokens[number].extend(part.generated_ids)
                 log_probs[number].extend(part.generated_log_probs)
+held = pipeline.get_metrics()
+found = {"tokens": tokens, "log_probs": log_probs, "times": [*times[:2], times[-1]]}
+found["bytes"] = int(held.cache_usage / 100 * held.cache_size_in_bytes)
 with open(asked["out"], "w", encoding="utf-8") as file:
     json.dump(found, file)
