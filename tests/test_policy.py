@@ -29,12 +29,12 @@ def block(seen=4, m=4, prompt=4, G=2, rho=2, d=4):
 
 
 def test_causal_attention_by_hand():
-    """Two tokens with equal keys: the first sees itself, the second the mean."""
-    queries, keys = np.ones((1, 1, 2, 1)), np.ones((1, 2, 1))
-    values = np.array([[[2.0], [6.0]]])
+    """Keys 0 and ½ ln 3, d = 4: the first token sees itself, the second logits 0 and 2 ln 3/√4."""
+    queries, keys = np.ones((1, 1, 2, 4)), np.log([[[1.0] * 4, [np.sqrt(3)] * 4]])
+    values = np.array([[[2.0] * 4, [6.0] * 4]])
     output, attention = attend(queries, keys, values, visible(np.arange(2), np.arange(2)[None]))
-    assert attention.tolist() == [[[[1.0, 0.0], [0.5, 0.5]]]]
-    assert output.ravel().tolist() == [2.0, 4.0]
+    np.testing.assert_allclose(attention, [[[[1, 0], [1 / 4, 3 / 4]]]], atol=FLOAT64)
+    np.testing.assert_allclose(output[0, 0], [[2] * 4, [5] * 4], atol=FLOAT64)
 
 
 def test_query_heads_are_grouped_in_order():

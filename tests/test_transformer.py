@@ -142,7 +142,7 @@ def test_blocks_of_any_size_give_the_same_logits(tmp_path):
     save(tmp_path, "qwen3")
     model = Transformer.from_directory(tmp_path)
     once = reference_logits(model, TOKENS)
-    split = reference_logits(model, TOKENS, (1, 30, 7, None))
+    split = reference_logits(model, TOKENS, (30, 1, 7, None))
     np.testing.assert_allclose(once, split, rtol=0, atol=FLOAT64)
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from build import kept, observe_rows
+from build import kept, observe_rows, run, stream
 from tolerances import DECIMALS
 
 from kvlab.reference import methods
@@ -79,3 +79,10 @@ def test_the_newest_w_stay_beside_the_best_others():
     rows = [np.eye(max(step, 2))[:2].sum(axis=0)[:step] for step in range(1, 7)]
     policy = methods.get("lazy_eviction@threshold=0.5,window=2", 3)
     assert kept(policy, *observe_rows(policy.score, rows)) == [1, 4, 5]
+
+
+def test_the_cache_is_cut_at_every_second_token():
+    """W = 2 and B = 3 after a prompt of 1: it may be cut at generated tokens 2, 4 and 6."""
+    policy = methods.get("lazy_eviction@threshold=0.5,window=2", 3)
+    results = run(policy, *stream(np.random.default_rng(0), 1, 1, 2, 7), prompt=1)
+    assert [len(each.cache) for each in results] == [1, 2, 3, 4, 3, 4, 3]
