@@ -37,6 +37,7 @@ from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
 
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 SWEEP = {
     "methods": ["full", "h2o", "tova", "rkv@every=16", "raas"],
     "budgets": [50, 60],
@@ -372,25 +373,17 @@ def test_the_study_asks_for_every_method_and_is_of_the_model_in_the_package():
 
 
 def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
-    page = Path(__file__).resolve().parents[3] / "docs" / "study"
     (summary,) = write_report(read_stored(RESULTS / "study"), tmp_path)
     for name in ("report.md", "report.json"):
-        assert (tmp_path / name).read_text() == (page / name).read_text()
+        assert (tmp_path / name).read_text() == (DOCS / "study" / name).read_text()
     assert (summary.point("full", None).solved or 0.0) > 0.96
     assert summary.point("streaming_llm", min(summary.budgets.values())).solved == 0.0
 
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-
-
-def section(page: str, heading: str) -> str:
-    text = (DOCS / page).read_text("utf-8").partition(heading)[2]
-    return text.partition("\n## ")[0]
-
-
 def test_the_table_of_pages_and_heads_is_what_its_data_say():
     found = stored_summary("granularity")
-    written = section("methods.md", "### What it costs")
+    page = (DOCS / "methods.md").read_text("utf-8")
+    written = page.partition("### What it costs")[2].partition("\n## ")[0]
     heading, *lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", written, re.M)]
     shares = {}
     for options, *cells in lines:
