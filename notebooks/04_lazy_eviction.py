@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 ae4ce8e4
+#   read: 2026-11-25 a27065bc
 # ---
 
 # %% [markdown]
@@ -20,7 +20,7 @@
 
 # %%
 from classroom import Exercises, model, problem, prompt, stop, tokenizer
-from kvlab.reference import Layer, activations, methods, most_recurring, record_trace
+from kvlab.reference import Layer, activations, methods, record_trace
 from kvlab.reference.models import reasoner_directory
 from study import recurrence
 
@@ -29,13 +29,13 @@ trace = record_trace(model, prompt, 192, stop, name="jumps")
 words = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
 
 entries = list(activations(trace, threshold=0.1))
-found = most_recurring(entries, count=6, gap=16)
+found = recurrence.most_recurring(entries, count=6, gap=16)
 layer = Layer.of(trace, found[0].layer)
 rows = layer.full_attention(0, len(words)).max(axis=1)[found[0].kv_head]
 same_head = [
     each for each in entries if (each.layer, each.kv_head) == (found[0].layer, found[0].kv_head)
 ]
-mine = most_recurring(same_head, count=5, gap=16)
+mine = recurrence.most_recurring(same_head, count=5, gap=16)
 recurrence.attention_map(rows, trace.prompt, [each.position for each in mine])
 
 # %% [markdown]
@@ -55,7 +55,7 @@ recurrence.lifelines(rows, mine, words)
 print(problem.prompt.strip())
 print(problem.solution.strip())
 facts = [each for each in entries if words[each.position][1:].isdigit()]
-for each in most_recurring(facts, count=5, gap=16):
+for each in recurrence.most_recurring(facts, count=5, gap=16):
     print(words[each.position], "at", each.position, "activated at steps", *each.steps)
 
 # %% [markdown]

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 b6b8690a
+#   read: 2026-11-25 3a4d9fb1
 # ---
 
 # %% [markdown]
@@ -29,12 +29,12 @@
 
 # %%
 from classroom import Exercises, reasoner
-from kvlab.reference import generate, methods, outliers_and_errors
+from kvlab.reference import generate, methods
 from study import precision
 
 attempt = Exercises("05_desirekv", globals())
 model, prompt, trace = reasoner()
-scores, errors = outliers_and_errors(trace.keys[3], bits=4)
+scores, errors = precision.outliers_and_errors(trace.keys[3], bits=4)
 precision.stored_key(trace.keys[3, 0, scores[0].argmin()], (8, 4, 2))
 
 # %%

@@ -59,9 +59,7 @@ from kvlab.reference.simulator.judge import judge as judge
 from kvlab.reference.simulator.judge import skill as skill
 from kvlab.reference.simulator.observed import activations as activations
 from kvlab.reference.simulator.observed import intervals as intervals
-from kvlab.reference.simulator.observed import most_recurring as most_recurring
 from kvlab.reference.simulator.observed import observe_heads as observe_heads
-from kvlab.reference.simulator.observed import outliers_and_errors as outliers_and_errors
 from kvlab.reference.simulator.observed import quadrants as quadrants
 from kvlab.reference.simulator.recorder import record_generation as record_generation
 from kvlab.reference.simulator.recorder import record_replay as record_replay

@@ -34,12 +34,12 @@ from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.observed import (
     QUADRANTS,
     activations,
-    outliers_and_errors,
     quadrants,
 )
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.tasks import english, needle
+from study.precision import outliers_and_errors
 
 INSTRUCTION = (
     "Write down every number in this text, and what it belongs to. Then add the numbers, one after "

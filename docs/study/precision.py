@@ -8,10 +8,11 @@ from matplotlib.patches import Patch
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish, mark_end_of_prompt
 from kvlab.reference.cache import LayerCache
+from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.definitions import spearman
 from kvlab.reference.quantization import quantize
-from kvlab.reference.simulator.observed import QUADRANTS, Quadrants, outliers_and_errors
+from kvlab.reference.simulator.observed import QUADRANTS, Quadrants
 
 COLORS = {16: "C0", 8: "C2", 4: "C1", 2: "C3"}
 """Colour of entries by their bits."""
@@ -76,3 +77,17 @@ def bits_by_position(caches: Mapping[str, LayerCache], tokens: int, prompt: int)
     place = "outside upper center"
     figure.legend(handles=handles, loc=place, ncols=4, fontsize=7.5, frameon=False)
     return finish(figure, "Bits of the stored keys by position.", legend="none")
+
+
+def outliers_and_errors(
+    keys: Float[Array, "G n d"], bits: int
+) -> tuple[Float[Array, "G n"], Float[Array, "G n"]]:
+    """Return every key's outlier score, and the root mean square error of storing it (Fig. 2).
+
+    Args:
+        keys: each is one block.
+        bits: per element of the stored key.
+    """
+    stored = quantize(keys.reshape(-1, keys.shape[-1]), bits, keys.shape[-1]).dequantize()
+    error = np.sqrt(((stored.reshape(keys.shape) - keys) ** 2).mean(axis=-1))
+    return outlier_score(keys), error

@@ -1,6 +1,6 @@
 """LazyEviction: token importance recurrence, attention that comes back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -72,3 +72,22 @@ def interval_histogram(intervals: Int[Array, " entries"], quantile: float = 0.8)
         f"{(intervals == 0).mean():.1%} are never activated"
     )
     return finish(figure, f"MRI of entries; {quantile:.0%} lie below {limit:.0f} tokens.")
+
+
+def most_recurring(entries: Iterable[Recurring], count: int, gap: int = 16) -> list[Recurring]:
+    """Return the entries that came back most often after at least ``gap`` steps, one per position.
+
+    Args:
+        entries: entries of `activations`.
+        count: how many at most.
+        gap: steps without activation.
+    """
+    best: dict[int, Recurring] = {}
+
+    def returns(entry: Recurring) -> tuple[int, int]:
+        return sum(each >= gap for each in entry.gaps[1:]), entry.interval
+
+    for entry in entries:
+        if entry.position not in best or returns(entry) > returns(best[entry.position]):
+            best[entry.position] = entry
+    return sorted(best.values(), key=returns, reverse=True)[:count]

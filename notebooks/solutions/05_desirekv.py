@@ -20,7 +20,7 @@ spiky[5] = 1.0
 blind = np.linspace(-20, 20, 32)
 # check
 (spiky_score, blind_score), (spiky_error, blind_error) = (
-    column[0] for column in outliers_and_errors(np.stack([spiky, blind])[None], 4)
+    column[0] for column in precision.outliers_and_errors(np.stack([spiky, blind])[None], 4)
 )
 assert blind_score == 0 < spiky_score
 assert blind_error > spiky_error

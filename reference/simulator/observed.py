@@ -3,7 +3,7 @@
 Nothing here goes through the policies: a whole problem is read at once, with the full cache.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
@@ -16,9 +16,8 @@ from jaxtyping import Bool, Float, Int
 from kvlab.reference.attention import softmax
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.methods.caote import eviction_error, joint_error
-from kvlab.reference.methods.desirekv import outlier_score, sensitivity
+from kvlab.reference.methods.desirekv import sensitivity
 from kvlab.reference.notation import Array
-from kvlab.reference.quantization import quantize
 from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.simulator.trace import Trace, record_trace
 from kvlab.reference.tasks import reasoning
@@ -145,25 +144,6 @@ def activations(trace: Trace, threshold: float) -> Iterator[Recurring]:
                 born = max(0, position - prompt)
                 found = tuple(map(int, steps))
                 yield Recurring(layer.layer, kv_head, position, threshold, found, born)
-
-
-def most_recurring(entries: Iterable[Recurring], count: int, gap: int = 16) -> list[Recurring]:
-    """Return the entries that came back most often after at least ``gap`` steps, one per position.
-
-    Args:
-        entries: entries of `activations`.
-        count: how many at most.
-        gap: steps without activation.
-    """
-    best: dict[int, Recurring] = {}
-
-    def returns(entry: Recurring) -> tuple[int, int]:
-        return sum(each >= gap for each in entry.gaps[1:]), entry.interval
-
-    for entry in entries:
-        if entry.position not in best or returns(entry) > returns(best[entry.position]):
-            best[entry.position] = entry
-    return sorted(best.values(), key=returns, reverse=True)[:count]
 
 
 Draw = Callable[[int, int], Sequence[Any]]
@@ -307,17 +287,3 @@ def quadrants(layer: Layer, recent: int = 32, radius: int = 3, group: int = 64) 
         mean_pool(raw, 2 * radius + 1, "zero"),
         sensitivity(keys, everywhere, group),
     )
-
-
-def outliers_and_errors(
-    keys: Float[Array, "G n d"], bits: int
-) -> tuple[Float[Array, "G n"], Float[Array, "G n"]]:
-    """Return every key's outlier score, and the root mean square error of storing it (Fig. 2).
-
-    Args:
-        keys: each is one block.
-        bits: per element of the stored key.
-    """
-    stored = quantize(keys.reshape(-1, keys.shape[-1]), bits, keys.shape[-1]).dequantize()
-    error = np.sqrt(((stored.reshape(keys.shape) - keys) ** 2).mean(axis=-1))
-    return outlier_score(keys), error

@@ -16,12 +16,12 @@ from kvlab.reference.simulator.observed import (
     activations,
     choice,
     intervals,
-    most_recurring,
     quadrants,
 )
 from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.simulator.trace import record_trace
 from kvlab.reference.tasks import reasoning
+from study import recurrence
 
 # --- recurrence -----------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ def test_intervals_are_those_that_lazy_eviction_tracks(tracked):
 def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
     workload = workloads.periodic_recurrence(seed=0)
     entries = activations(workload.trace, 0.05)
-    found = most_recurring(entries, count=len(workload.facts["recurring"]), gap=20)
+    found = recurrence.most_recurring(entries, count=len(workload.facts["recurring"]), gap=20)
     places = [entry.position for entry in found]
     assert set(places) == set(workload.facts["recurring"].tolist())
     by_place = dict(zip(workload.facts["recurring"], workload.facts["intervals"], strict=True))
