@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.patches import Patch
 
-from kvlab.fast.lab.drawing import RED, Picture, canvas, finish, mark_end_of_prompt
+from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.notation import Array
@@ -69,7 +69,7 @@ def bits_by_position(caches: Mapping[str, LayerCache], tokens: int, prompt: int)
         bits, positions = cache.keys.bits[0], cache.positions[0]
         for width, color in COLORS.items():
             axes.bar(positions[bits == width], 0.8, width=1.0, bottom=row - 0.4, color=color)
-    mark_end_of_prompt(axes, prompt)
+    axes.axvline(prompt - 0.5, color=RED, linewidth=0.8)
     axes.set_yticks(range(len(caches)), list(caches))
     axes.set(xlabel="position", xlim=(0, tokens))
     axes.invert_yaxis()

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 from matplotlib.collections import LineCollection
 
-from kvlab.fast.lab.drawing import Picture, canvas, finish, mark_end_of_prompt
+from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
@@ -73,7 +73,7 @@ def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:
         t = len(last)
         lines = [[(born, born), (min(gone, t - 1), born)] for born, gone in enumerate(last)]
         axes.add_collection(LineCollection(lines, linewidths=max(0.4, 130 / t), colors="C0"))
-        mark_end_of_prompt(axes, prompt)
+        axes.axvline(prompt - 0.5, color=RED, linewidth=0.8)
         axes.set(xlim=(0, t), ylim=(0, t), title=name)
     for axes in panels[len(left) :]:
         axes.set_visible(False)

@@ -78,11 +78,6 @@ def canvas(
     return figure, list(axes.flat)
 
 
-def mark_end_of_prompt(axes: "Axes", prompt: int) -> None:
-    """Draw a vertical line between the prompt's last token and the first generated one."""
-    axes.axvline(prompt - 0.5, color=RED, linewidth=0.8)
-
-
 def finish(
     figure: "Figure", description: str, legend: Literal["axes", "right", "below", "none"] = "axes"
 ) -> Picture:

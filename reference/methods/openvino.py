@@ -71,12 +71,11 @@ class PooledAttention(Score):
 
     def pooled(self, received: Float[Array, " n"], seen: Observation) -> Float[Array, " n"]:
         """Return the maximum over each entry and those after it; the first ones get nothing."""
-        counted = np.where(seen.positions[0] >= self.options.start, received, 0.0)
+        own = seen.positions[0] >= self.options.start
+        counted = np.where(own, received, 0.0)
         beyond = np.concatenate([counted, np.zeros(self.options.pool - 1)])
         windows = np.lib.stride_tricks.sliding_window_view(beyond, self.options.pool)
-        return np.where(
-            seen.positions[0] >= self.options.start, windows.max(axis=1), 0.0
-        )  # [OpenVINO 1]
+        return np.where(own, windows.max(axis=1), 0.0)  # [OpenVINO 1]
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         total = state.entries["accumulated"]
