@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 9d863f35
+#   read: 2026-11-25 be041178
 # ---
 
 # %% [markdown]
@@ -107,9 +107,9 @@ tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-
 checks.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
-# Two claims are worth reading twice. AK-2c: sharpening and the value prior reduce the bias a
-# little, and only where $k$ is a small part of the text, while recent accumulation alone removes
-# it. AK-9: while decoding, only B entries compete, wherever the text is, and no interpretation of
+# Two claims are worth reading twice. AK-2c: sharpening reduces the bias a little, and only where
+# $k$ is a small part of the text; the value prior changes next to nothing. Recent accumulation
+# alone removes the bias. AK-9: while decoding, only B entries compete, wherever the text is, and no interpretation of
 # $i$ gives the promised k.
 #
 # ## Does it help?

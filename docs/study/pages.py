@@ -66,11 +66,13 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     A claim is written out in the first item that it is about; the others link to it.
     """
     own = [results[tag] for tag in row.claims]
-    printed = [each.finding.verdict.fails for each in own if each.claim.kind is Kind.PRINTED]
-    if printed and all(printed):
+    printed = [each.finding.verdict for each in own if each.claim.kind is Kind.PRINTED]
+    if printed and set(printed) == {Verdict.REFUTED}:
         kind, status = "failure", "does not hold"
-    elif any(printed):
+    elif Verdict.REFUTED in printed:
         kind, status = "warning", "holds in part"
+    elif any(verdict.fails for verdict in printed):
+        kind, status = "example", "printed of other models, not shown by all of ours"
     elif (own or row.tests or row.figures) and row.declared:
         kind, status = "tip", "checked in part"
     elif own or row.tests or row.figures:

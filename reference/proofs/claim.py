@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
     @property
     def fails(self) -> bool:
-        """Whether the statement does not hold."""
+        """Whether it is refuted, or printed of other models and not shown by all of ours."""
         return self is Verdict.REFUTED or self in ON_OTHER_MODELS
 
 
