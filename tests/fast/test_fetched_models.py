@@ -90,11 +90,8 @@ def test_a_broken_file_is_refused(room, tmp_path):
 
 def test_the_list_says_what_is_here(room):
     listed = json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).stdout)
-    assert {each["name"]: each["here"] for each in listed} == {
-        "jumps": "yes",
-        "reasoner": "yes",
-        REAL: "no",
-    }
+    here = {each["name"]: each["here"] for each in listed}
+    assert here == {"jumps": "yes", "reasoner": "yes", REAL: "no"}
 
 
 # --- the real model, where it was fetched ---------------------------------------------------------

@@ -1,9 +1,8 @@
 """Copies of a cache and caches in files go on as if nothing had happened, or are refused."""
 
 import json
-import subprocess
-import sys
 from copy import deepcopy
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from test_turns import Text, used
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import saving
+from kvlab.reference.processes import process_pool
 
 BUDGET = 16
 CASES = (*ONE_EACH, *CODED, GRANULAR[0], "h2o@every=9,recent=4")
@@ -61,16 +61,12 @@ def test_copies_and_files_go_on_as_if_uninterrupted(spec, family, tmp_path):
             torch.testing.assert_close(asked(model, cache, text, seed), wanted, equal_nan=True)
 
 
-PROGRAM = """
-import sys; sys.path[:0] = {path}
-import torch
-from models import tiny, written
-from kvlab.fast import compress
-model, inputs = tiny("qwen2", torch.float32), torch.load({inputs!r}, weights_only=True)
-with compress(model, "rkv@every=6,window=3", budget="60%") as cache:
-    cache.load({file!r})
-    print(written(model, cache, inputs, 9)[0].tolist(), cache.kept()[0])
-"""
+def continued(file: Path, inputs):
+    """Go on from a file; return what was written, and how much is kept then."""
+    model = tiny("qwen2", torch.float32)
+    with compress(model, "rkv@every=6,window=3", budget="60%") as cache:
+        cache.load(file)
+        return written(model, cache, inputs, 9)[0].tolist(), cache.kept()[0]
 
 
 @pytest.mark.slow
@@ -82,10 +78,8 @@ def test_another_process_goes_on(tmp_path):
     inputs = {"input_ids": torch.cat([text.ids, text.ids[:, :4]], dim=1)}
     inputs["attention_mask"] = torch.cat([text.mask, torch.ones_like(text.mask[:, :4])], dim=1)
     tokens, _ = written(model, cache, inputs, 9)
-    torch.save(inputs, tmp_path / "inputs")
-    program = PROGRAM.format(path=sys.path[:8], file=str(file), inputs=str(tmp_path / "inputs"))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == f"{tokens.tolist()} {cache.kept()[0]}\n", done.stderr
+    with process_pool(1, mp_context=get_context("spawn")) as submit:
+        assert submit(continued, file, inputs).result() == (tokens.tolist(), cache.kept()[0])
     assert max(cache.kept()[0]) <= 13 + 5
     cache.close()
     assert "generate" not in model.__dict__

@@ -155,8 +155,7 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
 ):
     arguments = [command, "--text", place / "text.txt", "--model", place / "model"]
     arguments += [*options, "--methods", "h2o rkv@every=16", "--budgets", "20"]
-    arguments += ["--block-size", "16"]
-    arguments += ["--pairs", "h2o rkv@every=16"]
+    arguments += ["--block-size", "16", "--pairs", "h2o rkv@every=16"]
     found = data(*arguments)
     assert {(each["first"], each["measure"]) for each in found["tests"]} == {("h2o", measure)}
     assert {each["second"] for each in found["gains"]} == {"h2o", "rkv@every=16"}
