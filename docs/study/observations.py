@@ -19,7 +19,7 @@ import torch
 import typer
 
 from kvlab.fast.lab.benchmarks.results import versions
-from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, problem_passages
+from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.generation import decoding_options, token_ids
 from kvlab.fast.lab.measure import left_padded
@@ -38,7 +38,7 @@ from kvlab.reference.simulator.observed import (
 )
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.simulator.trace import Trace
-from kvlab.reference.tasks import english, needle
+from kvlab.reference.tasks import english, needle, reasoning
 from study.precision import outliers_and_errors
 
 INSTRUCTION = (
@@ -69,6 +69,14 @@ Figures = dict[str, float]
 
 
 # --- figures of one trace ------------------------------------------------------------------------
+
+
+def problem_passages(tokenizer: Any, count: int) -> list[Passage]:
+    """Return problems of the embedded model as passages: the solutions are rated."""
+    return [
+        Passage(token_ids(tokenizer, each.prompt), token_ids(tokenizer, each.solution))
+        for each in reasoning.held_out(count)
+    ]
 
 
 def recurrence_figures(trace: Trace) -> Figures:

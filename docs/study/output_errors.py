@@ -15,7 +15,7 @@ import typer
 
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.backends import FastBackend
-from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, problem_passages
+from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import points
 from kvlab.fast.lab.terminal import print_line
@@ -24,6 +24,7 @@ from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import english
+from study.observations import problem_passages
 
 FIGURES = ("output_error", "kl", "agreement", "entries", "average_bits")
 """What is kept of a `Measurement`: means over the fed tokens."""

@@ -9,7 +9,7 @@ from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend
-from kvlab.fast.lab.evaluate.likelihood import Passage, problem_passages
+from kvlab.fast.lab.evaluate.likelihood import Passage
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
@@ -38,7 +38,7 @@ def reasoner():
 def test_a_text_that_is_read_at_once_shows_what_its_writing_showed(reasoner):
     """The NumPy reference writes the first problem's solution; PyTorch reads it."""
     expected = recurrence(intervals(reasoner_directory(), problems=1, seed=0, threshold=0.01))
-    (passage,) = problem_passages(reasoner[1], 1)
+    (passage,) = observations.problem_passages(reasoner[1], 1)
     trace = read(reasoner[0], replace(passage, rated=passage.rated[:-1]))
     found = recurrence_figures(trace)
     assert found["MRI > 1, α = 0.01"] == pytest.approx(expected["share_recurring"], abs=1e-3)

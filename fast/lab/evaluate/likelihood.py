@@ -12,14 +12,12 @@ from torch import Tensor
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
-from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
 from kvlab.fast.precisions import OnArrival
 from kvlab.reference.accounting import most_entries
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
-from kvlab.reference.tasks import reasoning
 
 FEEDS = ("steps", "blocks")
 """``steps``: the continuation is fed token by token, as if the model had written it. ``blocks``: it
@@ -161,14 +159,6 @@ def cut_windows(
         raise ValueError(f"the text has {len(tokens)} tokens, too few for window = {window}")
     parts = [tokens[end - window : end] for end in ends[:most]]
     return [Passage(part[:prompt], part[prompt:]) for part in parts]
-
-
-def problem_passages(tokenizer: Any, count: int) -> list[Passage]:
-    """Return problems of the embedded model as passages: the solutions are rated."""
-    return [
-        Passage(token_ids(tokenizer, each.prompt), token_ids(tokenizer, each.solution))
-        for each in reasoning.held_out(count)
-    ]
 
 
 def _read_in_steps(
