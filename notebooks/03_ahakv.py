@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 be041178
+#   read: 2026-11-25 d49c8600
 # ---
 
 # %% [markdown]
@@ -109,8 +109,8 @@ checks.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 # %% [markdown]
 # Two claims are worth reading twice. AK-2c: sharpening reduces the bias a little, and only where
 # $k$ is a small part of the text; the value prior changes next to nothing. Recent accumulation
-# alone removes the bias. AK-9: while decoding, only B entries compete, wherever the text is, and no interpretation of
-# $i$ gives the promised k.
+# alone removes the bias. AK-9: while decoding, only B entries compete, wherever the text is, and no
+# interpretation of $i$ gives the promised k.
 #
 # ## Does it help?
 #
