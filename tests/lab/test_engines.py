@@ -27,7 +27,7 @@ def test_a_worker_is_asked_and_its_tokens_are_counted():
     command = shlex.join([sys.executable, "-c", WORKER])
     asked = {"prompts": [[5, 6]], "settings": [1, 2, 3], "tokens": 3}
     assert engines.generate(command, asked)["tokens"] == [[1, 2, 3]]
-    with pytest.raises(RuntimeError, match="did not write 4 tokens"):
+    with pytest.raises(ChildProcessError, match="did not write 4 tokens"):
         engines.generate(command, {**asked, "tokens": 4})
 
 

@@ -69,13 +69,13 @@ def check(wanted: _Check) -> None:
 
     own = agreement.Setting("own", "full", wanted.budget)
     found = {each.name: each for each in agreement.SETTINGS.get(wanted.engine, (own,))}
-    names = wanted.settings.split(";") if wanted.settings else list(found)
+    names = [*map(str.strip, wanted.settings.split(";"))] if wanted.settings else list(found)
     for name in names:
         check_choice(found, settings=name)
     engines.launch(wanted.engine)
     weights = gguf_file("smollm2")
     if not weights.is_file():
-        raise FileNotFoundError(f"{weights} is written by: kvlab engines install openvino")
+        raise FileNotFoundError(f"{weights} is written by: kvlab engines install ENGINE")
     with working("loading SmolLM2"):
         import torch
 

@@ -70,14 +70,17 @@ def launch(engine: str) -> list[str]:
 def generate(engine: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Let a worker do what it is asked; return that with the texts as ``tokens``.
 
-    FileNotFoundError as in `launch`; RuntimeError if it fails, or writes another number of tokens.
+    FileNotFoundError as in `launch`; ChildProcessError if it fails, or writes another number of
+    tokens.
     """
     with TemporaryDirectory() as room:
         told = json.dumps({**asked, "out": f"{room}/written.json"})
         done = subprocess.run(launch(engine), input=told, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{engine} failed: {done.stderr[-2000:]}")
+        if done.returncode or not Path(room, "written.json").is_file():
+            raise ChildProcessError(f"{engine} failed: {done.stderr[-2000:]}")
         found = json.loads(Path(room, "written.json").read_text("utf-8"))
     if [len(each) for each in found["tokens"]] != [asked["tokens"]] * len(asked["prompts"]):
-        raise RuntimeError(f"{engine} did not write {asked['tokens']} tokens after each prompt")
+        raise ChildProcessError(
+            f"{engine} did not write {asked['tokens']} tokens after each prompt"
+        )
     return {**asked, **found}

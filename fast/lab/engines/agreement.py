@@ -30,7 +30,7 @@ class Setting:
     def verdict(self, figures: Mapping[str, Any]) -> str:
         """Say what the figures of `compare` mean; WRONG: they are not as expected."""
         mean = figures["mean"]
-        same = figures["agreed"] == figures["tokens"] if mean is None else mean <= self.within
+        same = figures["agreed"] == figures["tokens"] and (mean is None or mean <= self.within)
         verdict = "agrees" if same else "parts"
         return verdict if same != self.differs else f"WRONG: {verdict}"
 
