@@ -1,4 +1,4 @@
-"""Every method has a page of one shape, and its links lead to what they name."""
+"""Every method has a page of one shape, and a site whose links lead elsewhere is not built."""
 
 import inspect
 import re
@@ -52,16 +52,9 @@ def parsed(page):
 
 @cache
 def generated(page):
-    """The page's Markdown without its picture and costs, and its links to lines."""
+    """The page's Markdown without its picture and costs."""
     body, meta = parsed(page)
-    links = []
-
-    def link(target):
-        address = f"{target.path}#L{target.line}"
-        links.append((target, address))
-        return address
-
-    return method_pages.written(page.stem, meta, body, link, "the picture", "the costs"), links
+    return method_pages.written(page.stem, meta, body, str, "the picture", "the costs")
 
 
 def test_every_method_has_a_page_and_the_site_lists_it():
@@ -113,7 +106,7 @@ def names_on(meta):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_has_the_shape_of_all_pages(page):
-    text, _ = generated(page)
+    text = generated(page)
     assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == SECTIONS
     title, idea = parsed(page)[0].partition("## ")[0].strip().split("\n\n")
     assert title.startswith("# ")
@@ -125,15 +118,12 @@ def test_a_page_has_the_shape_of_all_pages(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_formula_becomes_mathml(page):
-    text, _ = generated(page)
+    text = generated(page)
     formulas = re.findall(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+)\$", text, re.DOTALL)
     assert len(formulas) >= len(parsed(page)[1]["equations"])
     for block, inline in formulas:
         written = re.sub("<.*?>", "", convert((block or inline).strip()))
         assert "\\" not in written, "a command that the converter does not know"
-
-
-# --- the checks can fail -------------------------------------------------------------------------
 
 
 def test_a_site_whose_links_lead_elsewhere_ends_the_build(tmp_path, monkeypatch):

@@ -76,6 +76,14 @@ def test_kvcrush_keeps_another_block_by_hand(options, also):
     assert kept(policy, policy.score.observe(state, seen), seen) == [0, 1, 2, 3, *also, 8, 9, 10]
 
 
+def test_kvcrush_takes_every_so_many_th_block_by_hand():
+    """Of six blocks that would leave two stay: in the order 6, 5, …, 1 the first and the fourth."""
+    marked = np.arange(5) < np.array([2, 0, 1, 2, 3, 4, 5])[:, None]
+    pages, score = openvino.CompletePages(5, 5, 2), openvino.PooledAttention(openvino.OpenVINO())
+    stays = openvino.Crushed(score, pages, "ones").stay(np.eye(7)[0], 1.0 * marked, 15, 35)
+    assert np.flatnonzero(stays).tolist() == [0, 3, 6]
+
+
 def test_of_equal_scores_the_heap_decides_which_is_in_the_larger_half():
     assert openvino.upper_half(np.array([1.0, 1, 1, 2])).tolist() == [True, False, False, True]
 
