@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from kvlab.fast.lab.commands.settings import Group, Json, check_output, command
-from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.files import folder_of, named, write_text
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import (
     console,
@@ -298,8 +298,10 @@ def export(settings: ExportSettings) -> None:
         files = files_of(settings.target, settings.format)
         check_output("out", out / next(iter(files)))
         for name, content in files.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+            with named(out / name), folder_of(out / name):
+                (out / name).write_bytes(
+                    content if isinstance(content, bytes) else content.encode()
+                )
         print_line(f"{len(files)} files in {out}")
         return
     check_output("out", package / "__init__.py")
