@@ -38,4 +38,4 @@ def process_pool(workers: int, **options: Any) -> Iterator[Callable[..., Any]]:
             process.terminate()
         raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
