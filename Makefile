@@ -9,13 +9,13 @@ export NO_MKDOCS_2_WARNING = 1
 # Else every process of the tests compiles kvlab and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-all real test test-all check gpu format lint types unit notebooks docs pages serve release clean
+.PHONY: help demo demo-all real test test-all check gpu format lint types unit notebooks playground docs pages serve release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 DEMO := --backend reference --task jumps@fewest=14,most=16 --budgets 50%,70%
-METHODS := full random@recent=16 streaming_llm h2o tova caote:h2o lazy_eviction@threshold=0.01 \
+METHODS := full streaming_llm tova random:h2o h2o caote:h2o lazy_eviction@threshold=0.01 \
   ahakv@recent=16 desirekv@interval=32,selector=8,group=32
 
 demo: .venv/demo  ## compare four baselines and the papers' methods on short programs, in NumPy
@@ -63,6 +63,9 @@ types: .venv/dev  ## check the types
 unit: .venv/dev  ## the fast tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
+playground: .venv/docs  ## build the playground alone: open site/playground/index.html
+	PYTHONPATH=docs $(BIN)/python docs/hooks/playground_page.py
+
 notebooks: .venv/dev  ## run the notebooks that changed; the site shows their outputs
 	$(BIN)/python tests/run_notebooks.py
 
@@ -107,6 +110,10 @@ clean:  ## remove the environment and everything built
 	$(INSTALL) -e '.[fast]' || { echo $(NO_INDEX); exit 1; }
 	@touch $@ .venv/demo
 
+.venv/docs: $(SETUP) | .venv/bin/python
+	$(INSTALL) -e '.[docs]' || { echo $(NO_INDEX); exit 1; }
+	@touch $@ .venv/demo
+
 .venv/dev: $(SETUP) | .venv/bin/python
 	$(INSTALL) -e '.[fast,sweep,eval,dev,docs,notebooks]' || { echo $(NO_INDEX); exit 1; }
-	@touch $@ .venv/demo .venv/fast
+	@touch $@ .venv/demo .venv/fast .venv/docs

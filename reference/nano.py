@@ -6,8 +6,8 @@ the same four questions: what is an entry worth (score), when does eviction happ
 entries are protected, and how precisely is the rest kept (precision)? Read from top to bottom, all
 in NumPy: a model, its cache and the step that all methods share, the methods, who solves what.
 
-G: KV heads, each read by R query heads. n: entries of the cache. m: tokens of a block, which is the
-whole prompt and then one token at a time. d: channels. t: tokens seen so far.
+G: KV heads, each read by rho query heads. n: entries of the cache. m: tokens of a block, which is
+the whole prompt and then one token at a time. d: channels. t: tokens seen so far.
 """
 
 import json
@@ -45,7 +45,7 @@ class Model:
         return [self.vocabulary[word] for word in text.split(" ")]
 
     def forward(self, tokens: list[int], attend: Callable[..., Array], first: int) -> Array:
-        """Return the logits after a block; attend(layer, q [G, R, m, d], k and v [G, m, d])."""
+        """Return the logits after a block; attend(layer, q [G, rho, m, d], k and v [G, m, d])."""
         m, embedding = len(tokens), self.weights["model.embed_tokens.weight"]
         angles = np.arange(first, first + m, dtype=np.float32)[:, None] * self.frequencies
         x = embedding[tokens]
@@ -106,10 +106,8 @@ class Layer:
         self.positions = np.zeros((G, 0), dtype=int)  # places of the entries in the text
         self.state = {name: np.zeros((G, 0)) for name in method.columns}  # a number per entry
         self.queries = np.zeros((G, H // G, 0, d))  # the newest ones
-        self.attention = np.zeros((G, H // G, 0, 0))  # of the block, [G, R, m, n]
-        self.confidence = np.zeros(
-            0
-        )  # of each token, its probability when chosen; NaN: it was given
+        self.attention = np.zeros((G, H // G, 0, 0))  # of the block, [G, rho, m, n]
+        self.confidence = np.zeros(0)  # of each token, its probability; NaN: it was given
 
     def logits(self, queries: Array) -> Array:
         """Return q·k/√d of the queries and all keys."""
@@ -251,7 +249,7 @@ class CAOTE(Method):
 
 
 class LazyEviction(Method):
-    """Every W tokens, evict what stayed away for longer than it used to (arXiv 2506.15969)."""
+    """Every W = ``recent`` tokens, evict what stays away longer than before (arXiv 2506.15969)."""
 
     columns = ("stamp", "interval")
     threshold = 0.01  # α: the paper's 0.0005 calls every entry of so short a text active
@@ -296,16 +294,17 @@ def pooled(x: Array, width: int) -> Array:
 
 
 class DesireKV(Method):
-    """Every P tokens, evict half of the P before the newest R, and round the rest (AAAI 2026)."""
+    """Every ``interval`` tokens, evict half of the older ones and round the others (AAAI 2026)."""
 
-    P, R, group = 32, 8, 32  # group: channels that share a scale
+    interval, group = 32, 32  # group: channels that share a scale
 
     def due(self, layer: Layer) -> bool:
-        return layer.generated > self.R and (layer.generated - self.R) % self.P == 0
+        older = layer.generated - self.recent
+        return older > 0 and older % self.interval == 0
 
     def protected(self, layer: Layer) -> Array:
-        last = layer.t - self.R
-        return (layer.positions < last - self.P) | (layer.positions >= last)
+        last = layer.t - self.recent
+        return (layer.positions < last - self.interval) | (layer.positions >= last)
 
     def room(self, protected: Array) -> int:
         return int((~protected[0]).sum() * 0.5)
@@ -342,8 +341,7 @@ def rounded(x: Array, bits: int, group: int) -> Array:
     """Round to 2^bits levels between the least and the largest of each group of channels."""
     groups = x.reshape(*x.shape[:-1], -1, group)
     low, high = (f(groups, axis=-1, keepdims=True) for f in (np.min, np.max))
-    stored = ((high - low) / (2**bits - 1), low)
-    scale, low = (each.astype(np.float16).astype(np.float64) for each in stored)
+    scale, low = (np.float64(np.float16(x)) for x in ((high - low) / (2**bits - 1), low))
     levels = np.divide(groups - low, scale, out=np.zeros_like(groups), where=scale > 0)
     return (np.rint(np.clip(levels, 0, 2**bits - 1)) * scale + low).reshape(x.shape)
 
@@ -367,15 +365,16 @@ def generate(model: Model, method: Method, prompt: list[int], most: int, end: in
 
 METHODS: dict[str, Callable[[int], Method]] = {
     "full": lambda budget: Method(),
-    "random": lambda budget: Random(budget, recent=budget // 2),  # as h2o, but for the score
+    "random:h2o": lambda budget: Random(budget, recent=budget // 2),  # the control of h2o
     "h2o": lambda budget: H2O(budget, recent=budget // 2),
     "caote:h2o": lambda budget: CAOTE(H2O(budget, recent=budget // 2)),
     "fast_caote:h2o": lambda budget: CAOTE(H2O(budget, recent=budget // 2), fast=True),
+    "caote:h2o@recent=0": lambda budget: CAOTE(H2O(budget)),  # without the protection
     "tova": TOVA,
     "caote:tova": lambda budget: CAOTE(TOVA(budget)),
     "lazy_eviction": lambda budget: LazyEviction(budget, recent=25),
     "ahakv": lambda budget: AhaKV(budget, recent=16, rows=16),
-    "desirekv": lambda budget: DesireKV(rows=DesireKV.R),  # its own rule says how much stays
+    "desirekv": lambda budget: DesireKV(recent=8, rows=8),  # its own rule says how much stays
 }
 
 
@@ -389,11 +388,12 @@ def main() -> None:
     texts = [(model.tokens(each.prompt), model.tokens(each.solution)) for each in programs]
     print(f"solved, of {len(texts)} programs, with {budgets} of 222 entries")
     for name, method in METHODS.items():
-        print(f"{name:16}", end="", flush=True)
+        print(f"{name:20}", end="", flush=True)
         for budget in budgets:
             right = (generate(model, method(budget), p, len(s), s[-1]) == s for p, s in texts)
             print(f"{sum(right):4}", end="", flush=True)
         print()
+    print("random:h2o to fast_caote:h2o protect the newest half of the budget, those below do not")
 
 
 if __name__ == "__main__":

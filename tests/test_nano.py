@@ -13,7 +13,6 @@ MOST = 70
 """Tokens that are written."""
 DIRECTORY = embedded_directory("jumps")
 SPECS = {
-    "random": "random:h2o",
     "lazy_eviction": "lazy_eviction@threshold=0.01",
     "ahakv": "ahakv@recent=16",
     "desirekv": "desirekv@interval=32,selector=8,group=32",
@@ -46,7 +45,7 @@ def test_budgets_of_the_test_tell_methods_apart(both):
     prompt, solution = small.tokens(problem.prompt), small.tokens(problem.solution)
     texts = {
         tuple(nano.generate(small, nano.METHODS[name](40), prompt, MOST, solution[-1]))
-        for name in ("full", "random", "tova", "lazy_eviction", "ahakv")
+        for name in ("full", "random:h2o", "tova", "lazy_eviction", "ahakv")
     }
     assert len(texts) == 5
 

@@ -9,6 +9,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from method_figures import drawn, unsearched
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -196,3 +198,14 @@ def add(path: Path, done: dict[str, str]) -> None:
 def place(path: Path) -> str:
     """Return the expression that holds what a module exports."""
     return f"modules[{json.dumps(path.relative_to(SOURCES).as_posix())}]"
+
+
+def main() -> None:
+    """Build the page of the playground alone, without notebooks or PyTorch."""
+    kept = "/*\n!/playground/\n!/stylesheets/\n!/javascripts/"
+    hooks, nav = [str(Path(__file__))], [{"Playground": "playground/index.md"}]
+    build(load_config(hooks=hooks, nav=nav, exclude_docs=kept, plugins=["search"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -194,7 +194,7 @@ def test_a_failure_is_found_and_a_protected_token_stays(opened):
     assert verdict.inner_text().startswith("✗ Wrong from token")
     assert page.locator(".pg-text .pg-wrong").count() == 1
     button = page.locator(".pg-missed button").first
-    position = int(button.inner_text().partition(" at ")[2].split()[0])
+    position = int(button.inner_text().partition(", token ")[2].split(":")[0])
     token = page.locator(f"#pg-method-{position}")
     assert "pg-l0" in (token.get_attribute("class") or "").split()
     button.click()

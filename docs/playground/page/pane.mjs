@@ -153,7 +153,9 @@ export class Pane {
     }
     const sum = (x) => x.reduce((total, each) => total + each, 0), entries = sum(held.held) / held.heads;
     const bits = sum(held.bits) / (sum(held.held) || 1), left = sum(held.leaving) / held.heads;
+    const extra = this.page.pinned.filter((position) => position < frame.seen).length;
     this.figures.textContent = `Cache: ${shortNumber(entries)} entries of ${frame.seen} tokens read`
+      + (extra ? `, ${extra} of them protected by you besides the budget` : "")
       + (bits < 16 ? `, ${shortNumber(bits)} bits each` : "") + (left ? `; ${shortNumber(left)} evicted just now` : "");
     this.bar.firstChild.style.width = `${100 * entries * bits / 16 / this.page.length}%`;
   }
@@ -206,7 +208,7 @@ export class Pane {
     if (!lost.length) return;
     const buttons = lost.map(({ position, attention }) => element("button", {
       type: "button", onclick: () => this.page.protect(position),
-    }, `${this.page.nameOf(position)} (${Math.round(100 * attention)} %)`));
+    }, `${this.page.nameOf(position)}: ${Math.round(100 * attention)} % of the attention`));
     this.missed.replaceChildren("There the full cache attends to these tokens, which are lost here in some heads. Protect one and run again: ",
       ...buttons, there);
   }

@@ -222,7 +222,7 @@ class Playground {
   nameOf(position) {
     const run = this.left.run?.frames.length + this.prompt.length > position ? this.left.run : this.full;
     const words = [...this.prompt, ...run.written()].map((id) => this.words[id]);
-    return `${shown(words[position] ?? "?")}${this.problem.task.placeOf?.(words, position) ?? ""} at ${position}`;
+    return `${shown(words[position] ?? "?")}${this.problem.task.placeOf?.(words, position) ?? ""}, token ${position}`;
   }
 
   /** Read the problem and let the full cache solve it: the yardstick, and the length that 100 % stands for. */

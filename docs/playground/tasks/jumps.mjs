@@ -35,7 +35,7 @@ export const jumps = {
   /** Name the line in which a token stands. */
   placeOf(words, position) {
     const label = words.slice(0, position).findLast((word) => word === END || LABEL.test(word));
-    return LABEL.test(label) ? ` of ${label}` : "";
+    return LABEL.test(label) ? ` in line ${label}` : "";
   },
 
   /** Turn a prompt into lines for people. */
