@@ -18,7 +18,7 @@ DEMO := --backend reference --task jumps@fewest=14,most=16 --budgets 50%,70%
 METHODS := full streaming_llm tova random:h2o h2o caote:h2o lazy_eviction@threshold=0.01 \
   ahakv@recent=16 desirekv@interval=32,selector=8,group=32
 
-demo: .venv/demo  ## compare four baselines and the papers' methods on short programs, in NumPy
+demo: .venv/demo  ## compare methods and a control on short programs, in NumPy
 	$(BIN)/kvlab compare $(DEMO) --problems 10 --methods "$(METHODS)" $(ARGS)
 
 demo-all: .venv/demo  ## compare every method on the same programs
@@ -65,6 +65,7 @@ unit: .venv/dev  ## the fast tests
 
 playground: .venv/docs  ## build the playground alone: open site/playground/index.html
 	PYTHONPATH=docs $(BIN)/python docs/hooks/playground_page.py
+	@echo "open site/playground/index.html"
 
 notebooks: .venv/dev  ## run the notebooks that changed; the site shows their outputs
 	$(BIN)/python tests/run_notebooks.py
