@@ -41,7 +41,9 @@ def claims_page(results: Results) -> str:
             f"## {about.title}\n\n{about.source}; method `{name}`: {count(about.claims)}.\n"
         )
         rows = [row for row in ledger() if row.paper == name]
-        first = {tag: row for row in reversed(rows) for tag in row.claims}
+        first = {
+            tag: row for row in reversed(rows) for tag in row.claims if tag not in row.elsewhere
+        }
         parts += [block(row, results, first) for row in rows]
         parts.append("### What it leaves open\n")
         parts += [reading(each, results, measured) for each in methods.divergences(name)]
@@ -63,10 +65,15 @@ def folded(kind: str, title: str, lines: Sequence[str], before: str = "") -> str
 def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> str:
     """Write one item of a paper: what it says, and what became of it.
 
-    A claim is written out in the first item that it is about; the others link to it.
+    A claim is written out in the first item that it is about; the others link to it. One that
+    fails in other items alone agrees with the figures of this one.
     """
     own = [results[tag] for tag in row.claims]
-    printed = [each.finding.verdict for each in own if each.claim.kind is Kind.PRINTED]
+    printed = [
+        Verdict.FIGURES if each.claim.tag in row.elsewhere else each.finding.verdict
+        for each in own
+        if each.claim.kind is Kind.PRINTED
+    ]
     if printed and set(printed) == {Verdict.REFUTED}:
         kind, status = "failure", "does not hold"
     elif Verdict.REFUTED in printed:
@@ -83,7 +90,10 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
         kind, status = "quote", "not checked"
     here = [tag for tag in row.claims if first[tag] is row]
     lines = [f"**{tag}** {found(results[tag])}{machine_checked(tag)}" for tag in here]
-    lines += [f"See [{tag}](#{tag.lower()})." for tag in row.claims if tag not in here]
+    for tag in row.claims:
+        if tag not in here:
+            where = ", which fails in other items alone" if tag in row.elsewhere else ""
+            lines.append(f"See [{tag}](#{tag.lower()}){where}.")
     lines += [f"Computed at `# [{tag}]`." for tag in row.tags]
     lines += [f"Tested by `{test.rpartition('::')[2]}`." for test in row.tests]
     lines += ["Beside the [cost model](plan.md)."] if row.figures else []
@@ -170,7 +180,10 @@ def data(results: Results) -> list[dict[str, Any]]:
     """Return the items as plain data: verdicts, figures and commands."""
     return [
         {
-            **{name: getattr(row, name) for name in ("paper", "place", "says", "declared")},
+            **{
+                name: getattr(row, name)
+                for name in ("paper", "place", "says", "declared", "elsewhere")
+            },
             "claims": {
                 tag: {"source": results[tag].claim.source, **asdict(results[tag].finding)}
                 for tag in row.claims

@@ -508,8 +508,8 @@ residual stream, A the attention output and Δ_A its change.
 def logit_error_of_one_head() -> Finding:
     """One attention head with its residual: the logits change by W_H·W_O·Δ_A.
 
-    Δ_A is the change of the attention output, a vector, whose length Eq. 9 gives. Eq. 40 and 41
-    print the changed logits without their hat.
+    Δ_A is the change of the attention output, a vector, whose length Eq. 9 gives. Eq. 40 prints the
+    changed logits and stream without their hats.
     """
     logits, changed = W_H * (x + W_O * A), W_H * (x + W_O * A + W_O * Delta_A)
     return identity(W_H * W_O * Delta_A, changed - logits, "matrices of every size")
@@ -625,10 +625,9 @@ def smaller_blocks_are_better() -> Finding:
 
 @PAPER.printed("CA-21", "Appendix A", Verdict.REFUTED)
 def every_task_improves() -> Finding:
-    """Although it scores entries that leave together one by one, CAOTE improves all tasks.
-
-    Every task of every row of Tables 2, 3, 7 and 8 that our copy gives in full, with CAOTE and with
-    FastCAOTE.
+    """Although it scores entries that leave together one by one, CAOTE improves all tasks. (Read as
+    every task of every row of Tables 2, 3, 7 and 8 that our copy gives in full, with CAOTE and with
+    FastCAOTE.)
     """
     gains = [
         (f"{name}{kind}, task {task}", with_it - alone)
@@ -638,12 +637,13 @@ def every_task_improves() -> Finding:
             zip(row[:-1], TABLES["tasks"].get(f"{name}{kind}", [])[:-1], strict=False), start=1
         )
     ]
-    worse = [f"{cell}: {gain:+.2f}" for cell, gain in gains if gain <= 0]
+    worse = [cell for cell, gain in gains if gain <= 0]
+    means = np.reshape([gain for _, gain in gains], (-1, 16)).mean(axis=0)
     return judged(
         "{}: {:+.2f}, the largest loss".format(*min(gains, key=itemgetter(1))) if worse else "",
         f"the paper's own figures: {len(worse)} of {len(gains)} cells do not improve",
-        f"{len(gains) - len(worse)} of {len(gains)} improve",
-        len(worse) < len(gains) / 4,
+        f"{len(gains) - len(worse)} of {len(gains)} improve; in the mean over rows all 16 tasks do",
+        len(worse) < len(gains) / 4 and min(means) > 0,
     )
 
 

@@ -43,6 +43,8 @@ class LedgerRow:
     """The content, in our own words."""
     claims: Sequence[str] = ()
     """Tags of the checks."""
+    elsewhere: Sequence[str] = ()
+    """Those of the tags whose counterexamples are all about other rows."""
     tests: Sequence[str] = ()
     """Tests that tie methods or models to it."""
     tags: Sequence[str] = ()
@@ -72,13 +74,12 @@ class LedgerRow:
 def ledger() -> tuple[LedgerRow, ...]:
     """Return all rows, paper by paper."""
     stored, measured = _read("ledger.toml"), _read("measured.toml")
-    rows = []
-    for name in PAPERS:
-        of_places = measured.get(name, {})
-        for each in stored[name]:
-            found = [Measured(**one) for one in of_places.get(each["place"], [])]
-            rows.append(LedgerRow(name, **each, measured=found))
-    return tuple(rows)
+    return tuple(
+        LedgerRow(name, **each, measured=[Measured(**one) for one in found])
+        for name in PAPERS
+        for each in stored[name]
+        for found in [measured.get(name, {}).get(each["place"], [])]
+    )
 
 
 @cache
@@ -93,10 +94,9 @@ def measured(paper: str) -> Mapping[str, Mapping[str, Mapping[str, Sequence[floa
 
 def on_smollm2(paper: str, place: str, *figures: str) -> list[Sequence[float]]:
     """Return figures that a row holds of SmolLM2: each mean, and the ends of its interval."""
-    of_row = measured(paper)[place].items()
-    own = {
-        k: x for where, each in of_row if where.startswith("model smollm2") for k, x in each.items()
-    }
+    own: dict[str, Sequence[float]] = {}
+    for where, of_where in measured(paper)[place].items():
+        own |= of_where if where.startswith("model smollm2") else {}
     return [own[name] for name in figures]
 
 
