@@ -448,7 +448,7 @@ def cache_stays_within_budget_and_window() -> Finding:
     cases = [(n, B, W) for n, B in product(range(1, 11), repeat=2) for W in range(1, B + 1)]
     reached = 0
     for prompt, B, W in cases:
-        found = sizes(prompt, B, W, lambda n, B: n > B, 5 * W)
+        found = sizes(prompt, B, W, lambda n, B: n > B, (B + 2) * W)
         bound = max(prompt, B) + W
         if max(found) > bound or found[-1] > B:
             return refuted(f"prompt {prompt}, B = {B}, W = {W}: {max(found)} entries")
