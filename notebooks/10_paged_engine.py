@@ -18,6 +18,7 @@
 import numpy as np
 
 from classroom import Exercises
+from study.kept import page_table
 
 attempt = Exercises("10_paged_engine", globals())
 PAGE = 16
@@ -109,18 +110,17 @@ def serve(spec, budget=96):
         assert np.array_equal(positions, result.seen.positions[0])
         output = attend(stream.queries[:, :, clock.seen - 1], keys, values)
         assert np.allclose(output, result.output[:, :, -1], atol=1e-12)
-        kept = set((result.cache.positions[0] // PAGE).tolist())
-        for page in set(text.table) - kept:
+        held = set((result.cache.positions[0] // PAGE).tolist())
+        for page in set(text.table) - held:
             text.release(page)
         in_use.append(len(text.table))
-    return in_use
+    return text, in_use
 
 
-in_use = serve("h2o@page=16,kv_heads=layer,recent=16")
+text, in_use = serve("h2o@page=16,kv_heads=layer,recent=16")
 print(f"{len(in_use)} steps, every output as in the reference")
-print(
-    "blocks after the prompt:", in_use[0], "and at the end:", in_use[-1], "of 13 without eviction"
-)
+print(f"blocks after the prompt: {in_use[0]}, at the end: {in_use[-1]} of 13 without eviction")
+page_table(text.table, pages=13, blocks=16, size=PAGE)
 
 # %% [markdown]
 # ## A method that pages cannot follow

@@ -34,6 +34,32 @@ def scores_by_entry(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Table
     )
 
 
+def moved_outputs(h: Float[Array, " n"], values: Float[Array, "n 2"]) -> Picture:
+    """Draw the values, attention's output X, and where it goes without each entry."""
+    figure, (axes,) = canvas(width=6, height=2.8)
+    output = h @ values
+    axes.scatter(*values.T, s=900 * h, alpha=0.25)
+    for j, value in enumerate(values):
+        axes.annotate(f"$v_{j}$, {h[j]:.2f}", value, ha="center", va="center", fontsize=9)
+        moved = output_without(np.log(h), values, [j])
+        arrow = {"arrowstyle": "->", "color": RED, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", moved, output, arrowprops=arrow)
+        apart = np.linalg.norm(moved - output)
+        away = (moved - output) / apart
+        place = {"xytext": 6 * away, "textcoords": "offset points", "fontsize": 8, "va": "center"}
+        side = "left" if away[0] > 0 else "right"
+        axes.annotate(f"without {j}: {apart:.2f}", moved, **place, ha=side)
+    axes.plot(*output, "k*", markersize=9)
+    axes.annotate("X", output, xytext=(-12, 5), textcoords="offset points")
+    axes.set_aspect("equal")
+    axes.margins(0.15)
+    return finish(
+        figure,
+        "Values of three entries, as large as their weights, the output X, and an arrow from X to "
+        "the output without each entry: away from its value, by CAOTE's score.",
+    )
+
+
 def scores_and_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Picture:
     """Draw attention and CAOTE's score of every entry against the recomputed error."""
     figure, (left, right) = canvas(2, width=8, sharey=True)

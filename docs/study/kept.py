@@ -1,5 +1,8 @@
 """What methods keep of one generation, in all layers and KV heads."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -82,3 +85,37 @@ def description(run: Run) -> str:
         f"{prompt.sum()} positions of the prompt and {answer.sum()} of the answer, at {bits:.1f} "
         "bits on average over all layers and heads."
     )
+
+
+def page_table(table: Mapping[int, int], pages: int, blocks: int, size: int) -> Picture:
+    """Draw the pages of a text above the blocks of a pool, and the table as lines between them.
+
+    Args:
+        table: block of every page that is still held.
+        pages: pages of the text so far.
+        blocks: blocks of the pool.
+        size: tokens of a page.
+    """
+    figure, (axes,) = canvas(width=7.5, height=2.2)
+    for page in range(pages):
+        axes.text(page, 1, f"{page * size}–\n{page * size + size - 1}", **_box(page in table))
+    for block in range(blocks):
+        axes.text(block, 0, str(block), **_box(block in table.values()))
+    for page, block in table.items():
+        axes.plot([page, block], [0.8, 0.12], color=KEPT, linewidth=0.9)
+    axes.set(xlim=(-0.7, max(pages, blocks) - 0.3), ylim=(-0.3, 1.3))
+    axes.set_yticks([0, 1], ["blocks of\nthe pool", "tokens of\nthe pages"])
+    axes.set_xticks([])
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+    return finish(
+        figure,
+        f"{len(table)} of {pages} pages are held, each in a block of the pool; "
+        f"{blocks - len(table)} of {blocks} blocks are free.",
+    )
+
+
+def _box(used: bool) -> dict[str, Any]:
+    face = (*to_rgb(KEPT), 0.35) if used else (1, 1, 1, 0)
+    box = {"boxstyle": "square,pad=0.3", "facecolor": face, "edgecolor": "0.55", "linewidth": 0.6}
+    return {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
