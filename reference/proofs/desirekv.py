@@ -185,10 +185,9 @@ def normalised_sensitivity_reaches_one_once() -> Finding:
 
 @PAPER.printed("DE-7b", "§3.2 and Fig. 3", Verdict.VERIFIED)
 def importance_and_sensitivity_are_unrelated() -> Finding:
-    """A token's importance and its sensitivity are nearly uncorrelated: R² = 0.018.
-
-    At most a twentieth of the variance in common is taken as near. This is not independence, of
-    which the paper speaks: that asks for more than no correlation.
+    """A token's importance and its sensitivity are nearly uncorrelated: R² = 0.018. (At
+    most a twentieth of the variance in common is taken as near. This is not independence, of which
+    the paper speaks: that asks for more than no correlation.)
     """
     found, w = [], 3
     for layer, sensitivity in _sensitivities().items():
