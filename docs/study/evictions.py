@@ -40,17 +40,16 @@ def moved_outputs(h: Float[Array, " n"], values: Float[Array, "n 2"]) -> Picture
     output = h @ values
     axes.scatter(*values.T, s=900 * h, alpha=0.25)
     for j, value in enumerate(values):
-        axes.annotate(f"$v_{j}$, {h[j]:.2f}", value, ha="center", va="center", fontsize=9)
+        axes.text(value[0], value[1], f"$v_{j}$, {h[j]:.2f}", ha="center", va="center", fontsize=9)
         moved = output_without(np.log(h), values, [j])
         arrow = {"arrowstyle": "->", "color": RED, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate("", moved, output, arrowprops=arrow)
+        axes.annotate("", tuple(moved), tuple(output), arrowprops=arrow)
         apart = np.linalg.norm(moved - output)
-        away = (moved - output) / apart
-        place = {"xytext": 6 * away, "textcoords": "offset points", "fontsize": 8, "va": "center"}
-        side = "left" if away[0] > 0 else "right"
-        axes.annotate(f"without {j}: {apart:.2f}", moved, **place, ha=side)
+        place = moved + 0.12 * (moved - output) / apart
+        side = "left" if moved[0] > output[0] else "right"
+        axes.text(place[0], place[1], f"without {j}: {apart:.2f}", fontsize=8, va="center", ha=side)
     axes.plot(*output, "k*", markersize=9)
-    axes.annotate("X", output, xytext=(-12, 5), textcoords="offset points")
+    axes.text(output[0] - 0.3, output[1] + 0.15, "X")
     axes.set_aspect("equal")
     axes.margins(0.15)
     return finish(
