@@ -600,14 +600,14 @@ def named_winners_are_the_best() -> Finding:
 
 @PAPER.printed("CA-12", "§4.5 on Table 6", Verdict.REFUTED)
 def smaller_blocks_are_better() -> Finding:
-    """The smaller the block of the prompt, the better is CAOTE, as blocks of 32 tokens show.
-
-    HotpotQA with the whole prompt in one block is left out: it ran on 114 of the 200 samples.
+    """The smaller the block of the prompt, the better is CAOTE, as blocks of 32 tokens show. (The
+    whole prompt in one block is left out for HotpotQA and GovReport, where memory ran out.)
     """
     worse, total, above_128, most_added = [], 0, 0, 0
+    out_of_memory = ("HotpotQA", "GovReport")
     for base in ("H2O", "TOVA", "SnapKV"):
         for task, row in TABLES["blocks"][f"{base}+CAOTE"].items():
-            wrapped = np.array([*row[:2], np.nan] if task == "HotpotQA" else row)
+            wrapped = np.array([*row[:2], np.nan] if task in out_of_memory else row)
             added = np.round(wrapped - TABLES["blocks"][base][task], 2)
             total += 1
             if wrapped[0] < np.nanmax(wrapped):
@@ -619,7 +619,7 @@ def smaller_blocks_are_better() -> Finding:
         f"32 is best in {best} of {total} cells, and better than 128 in {above_128}; what CAOTE "
         f"adds to its base method is most for 32 in {most_added}"
     )
-    confirmed = best == 1 and most_added < total
+    confirmed = best == 2 and most_added < total
     return tabulated(worse, total, "cells are best", reading, confirmed)
 
 

@@ -22,9 +22,10 @@ def observed(place, figures):
     return mean_interval([each["figures"][figure] for each in texts if each["kind"] == kind])
 
 
-def output_error(place, method):
-    rows = {row["method"]: row for row in stored_file(f"output_errors_{REAL}")["rows"]}
-    return mean_interval(rows[method]["figures"]["output_error"])
+def output_error(place, name):
+    rows = {row["method"]: row["figures"] for row in stored_file(f"output_errors_{REAL}")["rows"]}
+    first, *second = (np.array(rows[each]["output_error"]) for each in name.split(" less "))
+    return mean_interval(list(first - sum(second)))
 
 
 def of_sweep(place, name):
@@ -35,8 +36,8 @@ def of_sweep(place, name):
     methods = (name.partition(": ")[2] or name).split(" less ")
     points = [found.point(method, budget) for method in methods]
     if "error" in place.what:
-        errors = [np.array(point.figures["output_error"]) for point in points]
-        return mean_interval(list(errors[0] - errors[1] if errors[1:] else errors[0]))
+        first, *second = (np.array(point.figures["output_error"]) for point in points)
+        return mean_interval(list(first - sum(second)))
     (point,) = points
     shown = point.accepted or point.nats
     if shown is None:
@@ -49,7 +50,7 @@ def of_sweep(place, name):
     ("command", "rows", "figures_of"),
     [
         (f"study.observations --model {REAL}", 8, observed),
-        (f"study.output_errors --model {REAL}", 1, output_error),
+        (f"study.output_errors --model {REAL}", 2, output_error),
         ("kvlab sweep docs/study/results", 54, of_sweep),
     ],
 )
@@ -94,8 +95,7 @@ def test_readings_are_compared_problem_by_problem():
     def point(spec, marks, errors):
         outcomes = tuple(mark == "1" for mark in marks)
         figures = {"kl": (1.0, 1.0, 2.0, 2.0), "output_error": errors}
-        facts = {"outcomes": outcomes, "figures": figures}
-        return Point(method=spec, budget=9, problems=4, **facts)
+        return Point(method=spec, budget=9, problems=4, outcomes=outcomes, figures=figures)
 
     default = point("h2o", "1100", (0.1, 0.2, 0.3, 0.4))
     other = point("tova", "1110", (0.2, 0.3, 0.4, 0.5))
