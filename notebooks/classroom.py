@@ -24,6 +24,7 @@ __all__ = [
     "stop",
     "tokenizer",
     "try_methods",
+    "until_mistake",
 ]
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))  # `study` is no part of the package
@@ -33,6 +34,13 @@ model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directo
 problem = jumps.held_out(1, size=jumps.SIZES[250])[0]
 prompt = tokenizer.encode(problem.prompt).ids
 stop = tokenizer.encode(jumps.END).ids[0]
+
+
+def until_mistake(tokens: Sequence[int]) -> Sequence[int]:
+    """Return what was written of the problem's solution, up to the first wrong token."""
+    pairs = zip(tokens, tokenizer.encode(problem.solution).ids, strict=False)
+    wrong = (number for number, (written, right) in enumerate(pairs) if written != right)
+    return tokens[: next(wrong, len(tokens)) + 1]
 
 
 def reasoner() -> tuple[Transformer, list[int], Trace]:

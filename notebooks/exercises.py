@@ -8,7 +8,7 @@ from typing import Any
 
 Exercise = tuple[list[str], str, str]
 """Hints, a solution, and a check that computes with the names of the notebook."""
-DEFINED = r"^(?:def )?(\w+)(?= =|\()"
+DEFINED = r"^(?:def |class )?(\w+)(?= =|\()"
 """The names that a solution defines."""
 
 
@@ -29,6 +29,9 @@ def read(notebook: str) -> dict[int, Exercise]:
 def _is_empty(answer: Any) -> bool:
     def stub() -> None: ...
 
+    if isinstance(answer, type):
+        own = (each for name, each in vars(answer).items() if not name.startswith("__"))
+        return any(map(_is_empty, own))
     code = getattr(answer, "__code__", None)
     return answer is ... or (code is not None and code.co_code == stub.__code__.co_code)
 

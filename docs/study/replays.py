@@ -1,30 +1,69 @@
 """Methods judged on recorded and synthetic traces, beside the best that there could be."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from matplotlib.collections import LineCollection
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
-from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.tables import Column, Table, percent, tabulate, text_of
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Policy
+from kvlab.reference.policy import Policy, Score
 from kvlab.reference.simulator.judge import Judgement, judge, skill
 from kvlab.reference.simulator.workloads import Workload
 
+SHARED = "#4285f440", "#fb8c0040", "#0f9d5840", "#ab47bc40"
+"""Pale colours that a light and a dark page show through."""
 
-def answers(policies: Sequence[Policy]) -> Table:
+
+class Grid(Table):
+    """A table whose HTML colours, column by column, what several rows answer.
+
+    An answer may end in numbers, after a colon: they do not count.
+    """
+
+    def html(self) -> str:
+        """Write the table as an HTML element."""
+        styles = chain.from_iterable(zip(*map(self._styles, range(len(self.columns))), strict=True))
+        return re.sub("<td", lambda _: f"<td{next(styles)}", super().html())
+
+    def _styles(self, column: int) -> Iterator[str]:
+        kinds = [text_of(row[column]).partition(":")[0] for row in self.rows]
+        shared = (kind for kind, rows in Counter(kinds).items() if rows > 1)
+        colours = dict(zip(shared, SHARED if column else (), strict=False))
+        for kind in kinds:
+            yield f' style="background: {colours[kind]}"' if kind in colours else ""
+
+    _repr_html_ = html
+
+
+def answers(policies: Sequence[Policy]) -> Grid:
     """List how policies answer the four questions; the budget says how many may stay."""
+    questions = ("score", "schedule", "protect", "budget", "precision")
+    rows = [
+        (policy.name, *(described(getattr(policy, question)) for question in questions))
+        for policy in policies
+    ]
+    return Grid(("method", *questions), rows, words=6)
 
-    def answer(question: str) -> Column:
-        return Column(question, lambda policy: words(type(getattr(policy, question)).__name__))
 
-    questions = map(answer, ("score", "schedule", "protect", "budget", "precision"))
-    return tabulate(policies, [Column("method", "name"), *questions], words=6)
+def described(part: Any) -> str:
+    """Name a part of a policy, then its own whole numbers, without those left at the default."""
+    numbers = [
+        f"{each.name} {value}"
+        for each in fields(part)
+        if type(value := getattr(part, each.name)) is int and value != each.default
+    ]
+    own = "" if isinstance(part, Score) or not numbers else f": {', '.join(numbers)}"
+    return words(type(part).__name__) + own
 
 
 def words(name: str) -> str:

@@ -7,7 +7,12 @@ def mass(attention, left):
     return (attention * present).sum(axis=1)
 # check
 fate = judged[2][1].fate
-assert np.allclose(mass(attention, fate.left[0]), fate.mass[0])
+found, right = mass(attention, fate.left[0]), fate.mass[0]
+assert np.shape(found) == right.shape, f"For {len(right)} tokens you get {np.shape(found)} shares"
+wrong = np.flatnonzero(~np.isclose(found, right))
+t = wrong[0] if wrong.size else 0
+told = f"{wrong.size} of {len(right)} shares are wrong. For token {t} you get {found[t]:.4f}"
+assert not wrong.size, f"{told}, which is too {'little' if found[t] < right[t] else 'much'}"
 
 # %% 2
 # - The newest entries are what counts on this trace.
@@ -18,5 +23,6 @@ def forgetful(budget):
 # check
 from kvlab.reference import skill
 ((found,),) = judge(made["recency"].trace, [forgetful(64)])
-assert found.size == 64
-assert skill([found]) < 0
+assert found.size == 64, f"With a budget of 64 it holds {found.size} entries"
+told = f"Its skill is {skill([found]):.0%}"
+assert skill([found]) < 0, f"{told}, so it is no worse than random eviction"

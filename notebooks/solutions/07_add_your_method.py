@@ -11,8 +11,11 @@ def newest(budget):
     return Policy("newest", Newest(), EveryBlock(), Edges(), Entries(budget), Full())
 (kept,) = next(iter(replay(trace, [newest(60)])))
 t = len(trace.tokens)
-assert kept.kept(t - 1).tolist() == [list(range(t - 60, t))] * 2
-assert not [each for each in check_promises(newest) if each.objection]
+for held in kept.kept(t - 1).tolist():
+    old = sum(position < t - 60 for position in held)
+    assert held == list(range(t - 60, t)), f"{old} of the 60 entries kept are not among the newest"
+broken = [f"{each.promise}: {each.objection}" for each in check_promises(newest) if each.objection]
+assert not broken, "; ".join(broken)
 
 # %% 2
 # - `state.entries` has your column, and `state.with_entries(name=array)` replaces it.
@@ -32,12 +35,19 @@ class LongestLooked(Score):
 from kvlab.reference import Source, random_stream, run_stream
 def looking(budget):
     return Policy("looks", LongestLooked(), EveryBlock(), Edges(), Entries(budget), Full())
-assert not [each for each in check_promises(looking) if each.objection]
+broken = [f"{each.promise}: {each.objection}" for each in check_promises(looking) if each.objection]
+assert not broken, "; ".join(broken)
 stream = random_stream(Source("looks"), prompt=0, generated=24)
 results = list(run_stream(looking(100), stream))
 counted = sum(
     np.pad((each.seen.attention.mean(axis=1) >= 0.05).sum(axis=1), ((0, 0), (0, 24 - n)))
     for n, each in enumerate(results, start=1)
 )
-scores = looking(100).score.score(results[-1].cache.state, results[-1].seen, None, 0)
-assert np.array_equal(scores, counted)
+scores = np.asarray(looking(100).score.score(results[-1].cache.state, results[-1].seen, None, 0))
+assert scores.shape == counted.shape, f"The scores have the shape {scores.shape}"
+wrong = np.argwhere(scores != counted)
+head, entry = wrong[0] if len(wrong) else (0, 0)
+told = f"After 24 queries the counts of {len(wrong)} of {counted.size} entries are wrong"
+found = scores[head, entry]
+size = "few" if found < counted[head, entry] else "many"
+assert not len(wrong), f"{told}: entry {entry} of KV head {head} has {found}, too {size}"

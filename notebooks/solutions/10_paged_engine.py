@@ -7,5 +7,7 @@ def blocks_for(tokens, budget):
 for budget in (40, 64, 96, 320):
     policy = methods.get("h2o@page=16,kv_heads=layer,recent=0", budget)
     for result in run_stream(policy, stream):
-        held = needed(result.cache.positions)
-        assert blocks_for(result.seen.clock.seen, budget) == held, (result.seen.clock, budget)
+        held, seen = needed(result.cache.positions), result.seen.clock.seen
+        found = blocks_for(seen, budget)
+        told = f"After {seen} tokens, with a budget of {budget}, you say {found} blocks"
+        assert found == held, f"{told}, too {'few' if found < held else 'many'}"

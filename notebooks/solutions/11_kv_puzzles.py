@@ -1,9 +1,10 @@
 # %% 1
 # - Compute all logits first: keys need an axis for the query heads, and their last two axes
 #   swapped.
-# - Set the logits of unseen entries to minus infinity. Compare positions[:, None, None, :] with
-#   query_positions[:, None].
-# - Subtract each row's maximum before np.exp, then divide by the row's sum.
+# - Set the logits of unseen entries to minus infinity. To compare each entry's position with each
+#   query's, give both arrays axes of length 1 where only the other one counts something.
+# - A row of probabilities is made of exponentials divided by their sum. Subtract the row's maximum
+#   first, so that none of them overflows.
 def attention(queries, keys, positions, query_positions):
     logits = queries @ keys[:, None].swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
     visible = positions[:, None, None] <= query_positions[:, None]
@@ -18,8 +19,8 @@ def given(queries, keys, positions, query_positions, softcap):
 check("attention", given, minimise=False).raise_for_failures()
 
 # %% 2
-# - Axis 1 of the weights counts the query heads of a KV head, axis 2 the queries of the block.
-# - Average over axis 1. What is left is [G, m, n]: add up over m.
+# - One axis of the weights counts the query heads of a KV head, another the queries of the block.
+# - One of the two is averaged, the other one added up. What is left has the shape of `received`.
 def h2o(received, weights):
     return received + weights.mean(axis=1).sum(axis=1)
 # check
@@ -32,8 +33,8 @@ check("h2o.observe", given, minimise=False).raise_for_failures()
 # %% 3
 # - The output is X = Σ h·v. Without entry j, before the weights are divided again, it is X −
 #   h_j·v_j.
-# - The weights that are left add up to 1 − h_j. Divide by it, subtract X, and simplify.
-# - The difference is a factor of h_j alone times the vector from v_j to X.
+# - The weights that are left add up to 1 − h_j, so they are divided by it.
+# - Subtract X and simplify. The difference has the direction of the vector from v_j to X.
 def caote(h, values):
     return h / (1 - h) * np.linalg.norm(h @ values - values, axis=-1)
 # check
@@ -46,7 +47,7 @@ check("eviction_error", given, minimise=False, exclude=near_one).raise_for_failu
 
 # %% 4
 # - Only one thing in your answer to puzzle 3 changes.
-# - The factor of h stays. The distance is measured from the mean over all entries, unweighted.
+# - From which point was the distance of a value measured there, and from which one is it now?
 def fast_caote(h, values):
     return h / (1 - h) * np.linalg.norm(values.mean(axis=0) - values, axis=-1)
 # check
@@ -60,8 +61,8 @@ near_one = ("all_mass", "alpha_near_one")
 check("eviction_error", given, minimise=False, exclude=near_one).raise_for_failures()
 
 # %% 5
-# - Entries that are not active stay as they are: np.where(active, new, old).
-# - The time since the last activation is step − stamp. The interval is the longest such time.
+# - Entries that are not active keep both of their numbers.
+# - An activation ends an absence. How long was it, and was there a longer one before?
 def recur(stamp, interval, active, step):
     longest = np.maximum(interval, step - stamp)
     return np.where(active, step, stamp), np.where(active, longest, interval)
@@ -82,9 +83,9 @@ check("lazy_eviction.observe", given, minimise=False).raise_for_failures()
 
 # %% 6
 # - Order all entries from the first to leave to the last: by protection first, then by score.
-# - np.lexsort((scores, protected)) sorts by its last key first, and leaves equals in their order,
-#   so that the later of two equals comes later.
-# - Take the last room + protected.sum() of that order, but no more than there are, and sort them.
+# - `np.lexsort` orders by two keys, the last one first. It leaves equals in their order, so the
+#   later of two equals comes later.
+# - How many of the first leave, if there is room for all? The others are wanted in ascending order.
 def keep_set(scores, protected, room):
     order = np.lexsort((scores, protected))
     leave = max(len(order) - room - protected.sum(), 0)
@@ -95,8 +96,8 @@ def given(scores, safe, room):
 check("keep_set", given, minimise=False).raise_for_failures()
 
 # %% 7
-# - Index the first two axes of each array at once: array[heads, entries].
-# - heads must have the shape [G, 1], so that it goes with keep [G, kept].
+# - Each KV head takes other entries, so the first two axes have to be indexed together.
+# - Arrays of indices are broadcast. Of which shape are numbers of heads that go with `keep`?
 def compact(keep, *arrays):
     heads = np.arange(len(keep))[:, None]
     return tuple(array[heads, keep] for array in arrays)
@@ -108,7 +109,7 @@ check("compact", given, minimise=False).raise_for_failures()
 # %% 8
 # - Positions count all tokens ever seen. Eviction does not move the tokens that come later.
 # - Turning a pair (a, b) by an angle gives (a·cos − b·sin, b·cos + a·sin).
-# - The halves query[: d // 2] and query[d // 2 :] are the first and second members of all pairs.
+# - One half of the channels has the first members of all pairs, the other half their partners.
 def rotate(query, kept, seen, frequencies):
     a, b = np.split(query, 2)
     cos, sin = np.cos(seen * frequencies), np.sin(seen * frequencies)
@@ -120,12 +121,15 @@ for seen, kept in ((5, np.arange(5)), (9, np.array([0, 1, 7])), (400, np.array([
     query = rng.normal(size=16)
     found = rotate(query, kept, seen, frequencies)
     right = nano.rotate(query[None], np.array([seen * frequencies]))[0]
-    assert np.allclose(found, right), f"wrong after {seen} tokens, of which {len(kept)} are left"
+    told = f"After {seen} tokens, of which {len(kept)} are left, the rotated query is"
+    assert np.shape(found) == right.shape, f"{told} of shape {np.shape(found)}"
+    off = np.abs(found - right).max()
+    assert np.allclose(found, right), f"{told} off by up to {off:.2g}"
 
 # %% 9
-# - Page p holds the positions p·page to (p + 1)·page − 1. First find the p whose table entry is not
-#   −1.
-# - memory[table[p]] of all these p has the shape [count, page, G, d]. Join its first two axes.
+# - Page p holds the positions p·page to (p + 1)·page − 1. First find the p that are not evicted.
+# - All their pages, taken at once, have an axis of pages and one of places within a page. An answer
+#   has one axis in the place of these two.
 def gather(memory, table):
     page = memory.shape[1]
     (present,) = np.nonzero(table >= 0)
@@ -148,7 +152,7 @@ check("attend_pages", given, minimise=False).raise_for_failures()
 # - The zero point is the smallest element of the row, which gets code 0. The largest gets the last
 #   code.
 # - There are 2**bits levels, and so one step fewer between the smallest and the largest.
-# - A constant row has a step of 0. Divide by 1 there.
+# - A constant row has a step of 0, by which nothing can be divided. Code 0 says all about it.
 def code(x, bits):
     zero = x.min(axis=1, keepdims=True)
     scale = (x.max(axis=1, keepdims=True) - zero) / (2**bits - 1)
@@ -158,7 +162,8 @@ def given(x, bits, group):
     read = []
     for first in range(0, x.shape[1], group):
         codes, scale, zero = code(x[:, first : first + group], bits)
-        assert np.isin(codes, np.arange(2**bits)).all(), "a code is no whole number, or too large"
+        told = f"At {bits} bits your codes reach from {codes.min()} to {codes.max()}"
+        assert np.isin(codes, np.arange(2**bits)).all(), f"{told}, or are no whole numbers"
         read.append(scale * codes + zero)
     return np.concatenate(read, axis=1)
 check("quantize_dequantize", given, minimise=False).raise_for_failures()
@@ -166,7 +171,7 @@ check("quantize_dequantize", given, minimise=False).raise_for_failures()
 # %% 11
 # - Where i is at most k, the factor is 1: the ordinary softmax.
 # - Just above k the factor is nearly 0, so attention is flattened. That is what the paper says.
-# - np.maximum(i / k, 1) avoids the root of a negative number.
+# - NumPy takes the root everywhere, also where its result is not used. Keep it from failing there.
 def step_gain(i, k):
     excess = np.maximum(i / k, 1)
     return np.where(excess > 1, np.sqrt(2 * np.log(excess)), 1.0)
@@ -197,7 +202,8 @@ check("ahakv.score", given, minimise=False).raise_for_failures()
 
 # %% 12
 # - Sinks are told by their position, recent entries by their index in the cache.
-# - Index n − recent is the first of the newest. With recent = 0, none is protected.
+# - Number the entries from 0 to n − 1. From which number on are they among the newest, and does
+#   that hold with recent = 0, too?
 def protect(positions, sinks, recent):
     n = positions.shape[1]
     return (positions < sinks) | (np.arange(n) >= n - recent)
@@ -208,4 +214,6 @@ def given(scores, positions, sinks, recent, budget):
     return keep_set(scores, marks, max(budget - int(marks[0].sum()), 0))
 check("ahakv.keep", given, minimise=False).raise_for_failures()
 for sinks, recent, marks in ((2, 0, [True, False, False]), (0, 2, [False, True, True])):
-    assert protect(np.array([[1, 3, 9]]), sinks, recent).tolist() == [marks], (sinks, recent)
+    found = protect(np.array([[1, 3, 9]]), sinks, recent).tolist()
+    told = f"Of the positions 1, 3, 9 with sinks = {sinks} and recent = {recent} you mark"
+    assert found == [marks], f"{told} {found}"
