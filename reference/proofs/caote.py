@@ -290,8 +290,8 @@ def affine_maps_keep_the_order_of_scores() -> Finding:
 
 @PAPER.ours("CA-6b", "§3.2, text before Eq. 20", Verdict.EXAMPLE)
 def affine_maps_change_the_choice() -> Finding:
-    """Adding a constant to the retention scores keeps their order, but can change which entry CAOTE
-    evicts. Dividing them by their sum, Eq. 22, cannot.
+    """Adding a constant to the retention scores before Eq. 22 divides them by their sum keeps their
+    order, but can change which entry CAOTE evicts. A positive factor cannot: the sum cancels it.
     """
     changed = _changed_choice(lambda h, c: h + c)
     if not changed or _changed_choice(lambda h, c: h * c):
@@ -578,7 +578,7 @@ def smaller_error_may_change_the_logits_more() -> Finding:
 
 @PAPER.printed("CA-11c", "§4.2, §4.4 and Appendix C", Verdict.REFUTED)
 def named_winners_are_the_best() -> Finding:
-    """The methods that the text calls best have the best figure of their table."""
+    """The methods that the text calls best have the best figure of their model and budget."""
     wrong, total = [], 0
     for table, winners in TABLES["winners"].items():
         best_of = min if table == "perplexity" else max
@@ -595,7 +595,7 @@ def named_winners_are_the_best() -> Finding:
                 said = f"{winner} {figures[winner]}, but {best} {figures[best]}"
                 if figures[best] != figures[winner]:
                     wrong.append(f"{table}, {setting}: {said}")
-    return tabulated(wrong, total, "named methods have the best figure")
+    return tabulated(wrong, total, "named methods with a legible figure have the best one")
 
 
 @PAPER.printed("CA-12", "§4.5 on Table 6", Verdict.REFUTED)
