@@ -7,11 +7,7 @@ from tolerances import DECIMALS, FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from kvlab.reference.methods.caote import (
-    eviction_error,
-    fast_eviction_error,
-    normalize,
-)
+from kvlab.reference.methods.caote import eviction_error, fast_eviction_error, normalize
 
 
 def output(h, values, evicted=()):
@@ -112,11 +108,15 @@ def test_l2_over_query_heads_is_the_change_of_all_their_outputs(heads, seed):
 
 
 def test_h2o_sums_are_normalised():
-    """S = (1.8, .7, .5) becomes (.6, .7/3, .5/3)."""
+    """S = (1.8, .7, .5) becomes (.6, .7/3, .5/3), of which the score is the eviction error."""
     policy = methods.get("caote:h2o@recent=0", 2)
     state, seen = observe_rows(policy.score, [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]])
     retention = policy.score.inner.retention(state, seen, np.ones((1, 3), dtype=bool))
     np.testing.assert_allclose(normalize(retention), [[[0.6, 0.7 / 3, 0.5 / 3]]], atol=FLOAT64)
+    values = seen.values[0] = np.array([[3.0, 0], [0, 1], [1, 1]])
+    whole, *without = (output(retention[0, 0], values, gone) for gone in ((), [0], [1], [2]))
+    score = policy.score.score(state, seen, np.ones((1, 3), dtype=bool), 2)
+    np.testing.assert_allclose(score[0], np.linalg.norm(np.subtract(without, whole), axis=1))
 
 
 def test_all_scores_zero_become_uniform():
