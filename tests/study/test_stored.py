@@ -29,14 +29,14 @@ def output_error(place, name):
 
 
 def of_sweep(place, name):
-    """Return an interval of a sweep: of a method, or of a difference of two methods' errors."""
+    """Return an interval of a sweep: of a method, or of two methods' difference, text by text."""
     found = stored_summary(place.command.rpartition(" ")[2])
     written = re.search(r"([\d,]+) entries", place.where)
     budget = int(written[1].replace(",", "")) if written else None
-    methods = (name.partition(": ")[2] or name).split(" less ")
-    points = [found.point(method, budget) for method in methods]
-    if "error" in place.what:
-        first, *second = (np.array(point.figures["output_error"]) for point in points)
+    points = [found.point(x, budget) for x in (name.partition(": ")[2] or name).split(" less ")]
+    assert name == "full" or "own rule" in place.where or points[0].budget == budget, name
+    if "error" in place.what or points[1:]:
+        first, *second = (np.array(x.losses or x.figures["output_error"]) for x in points)
         return mean_interval(list(first - sum(second)))
     (point,) = points
     shown = point.accepted or point.nats
@@ -51,7 +51,7 @@ def of_sweep(place, name):
     [
         (f"study.observations --model {REAL}", 8, observed),
         (f"study.output_errors --model {REAL}", 2, output_error),
-        ("kvlab sweep docs/study/results", 54, of_sweep),
+        ("kvlab sweep docs/study/results", 58, of_sweep),
     ],
 )
 def test_the_ledger_has_what_is_stored(command, rows, figures_of):
