@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 68e85f49
+#   read: 2026-11-25 bc9a15ab
 # ---
 
 # %% [markdown]
@@ -14,7 +14,8 @@
 # token, so it stores them in the *KV cache*.
 #
 # Read `kvlab.reference.nano` (`reference/nano.py`) first. It has the whole subject in one file, and
-# `python -m kvlab.reference.nano` prints which method solves what.
+# `python -m kvlab.reference.nano` prints which method solves what. The playground (`make
+# playground`) shows methods at work in the browser.
 
 # %% [markdown]
 # ## What is stored
@@ -54,20 +55,25 @@ print("bytes, all layers     ", session.nbytes)
 # %% [markdown]
 # ## What it saves
 #
-# The cache is exact: reading prompt and solution at once gives the same logits, up to rounding.
-# Without a cache, every new token would cost this reading of the whole text.
+# Without a cache, every new token would cost a reading of the whole text. The next cell reads
+# prompt and solution at once. **Predict first:** do the logits differ from those with the cache?
 
 # %%
 at_once, _ = advance(prefill(model, methods.get("full"), prompt)[1], solution)
 print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max():.1e}")
 
 # %% [markdown]
+# The cache is exact, up to rounding.
+#
 # ## What it costs
 #
 # Per token the cache stores a key and a value of $d$ channels, for each of $G$ KV heads, in each of
 # $L$ layers, at 2 bytes per number:
 #
 # $$\text{bytes per token} = 2 \cdot 2 \cdot L \cdot G \cdot d$$
+#
+# **Predict first:** how many bytes does the embedded model store per token? Its layers, KV heads
+# and channels are printed above.
 
 # %%
 from kvlab.reference import SHAPES, Shape, find_shape

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 42855f53
+#   read: 2026-11-25 eab1241f
 # ---
 
 # %% [markdown]
@@ -15,8 +15,9 @@
 #
 # ## Three entries
 #
-# The weights are 0.10, 0.15 and 0.75. Entry 0 has a value of 10 where the others have 1. **Predict
-# first:** without which entry does the output move least?
+# The weights are 0.10, 0.15 and 0.75, and the value of entry 0 is far from the others. The picture
+# has the values, the output X, and an arrow to the output without each entry. **Predict first:**
+# without which entry does the output move least?
 
 # %%
 import numpy as np
@@ -26,14 +27,16 @@ from study import evictions
 
 attempt = Exercises("02_caote", globals())
 alpha = np.array([0.10, 0.15, 0.75])
-values = np.array([[10.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+values = np.array([[9.0, 1.0], [1.0, -2.0], [1.0, 1.0]])
+evictions.moved_outputs(alpha, values)
+
+# %%
 evictions.scores_by_entry(alpha, values)
 
 # %% [markdown]
-# The last column is found by brute force: the entry is taken away, the softmax runs again over the
-# others, and the distance of the two outputs is measured. By its weight entry 0 would be evicted,
-# which moves the output by 0.9. Evicting entry 1 moves it by 0.16 only. CAOTE's score *is* that
-# column, without brute force.
+# By its weight entry 0 would be evicted, which moves the output by 0.80. Evicting entry 1 moves it
+# by 0.47. The last column is found by brute force: the softmax runs again without the entry.
+# CAOTE's score *is* that column, without brute force.
 #
 # ## The equation
 #
@@ -58,12 +61,12 @@ evictions.scores_by_entry(alpha, values)
 from kvlab.reference.models import reasoner_directory
 from study import checks
 
-tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
+tags = ("CA-1", "CA-2", "CA-7", "CA-7b", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
 checks.verdicts("caote", tags)
 
 # %% [markdown]
 # CA-8d does not hold as printed. It is about FastCAOTE, which uses the plain mean of all values in
-# place of $X$:
+# place of $X$. **Predict first:** what share of CAOTE's operations does this save?
 
 # %%
 print(checks.explanation("CA-8d"))
@@ -73,6 +76,7 @@ print(checks.explanation("CA-8d"))
 #
 # The picture has all entries that one query of the embedded reasoner sees in layer 3. Both panels
 # show the recomputed change of the output, over the weight (left) and over CAOTE's score (right).
+# **Predict first:** how well does the weight alone tell the change?
 
 # %%
 from kvlab.reference import observe_heads
@@ -137,7 +141,8 @@ try_methods(applied, ["50%"], problems=2, measured=2)
 # In float32 the printed formula fails when one entry has nearly all attention, which is common: the
 # factor $1/(1-\alpha_j)$ explodes while $X - v_j$ vanishes. The same error can be computed from the
 # output $X'_{-j}$ of the other entries, which is stable: $c_j = \alpha_j \lVert X'_{-j} - v_j
-# \rVert$.
+# \rVert$. **Predict first:** how far above the others must one logit be until the printed form is
+# useless?
 
 # %%
 from kvlab.reference.proofs.caote import printed_float32, relative_error, stable_float32

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 a27065bc
+#   read: 2026-11-25 4ae02af7
 # ---
 
 # %% [markdown]
@@ -49,11 +49,11 @@ recurrence.lifelines(rows, mine, words)
 # %% [markdown]
 # `c4` is a value, but `a`, `b` and `d` are register names and `=` is a sign, so the text alone does
 # not tell which tokens matter again. The next cell lists the values and labels that came back most
-# often, over all heads:
+# often, over all heads. **Predict first:** are they given in the prompt (positions below 90) or
+# results?
 
 # %%
 print(problem.prompt.strip())
-print(problem.solution.strip())
 facts = [each for each in entries if words[each.position][1:].isdigit()]
 for each in recurrence.most_recurring(facts, count=5, gap=16):
     print(words[each.position], "at", each.position, "activated at steps", *each.steps)
@@ -76,8 +76,8 @@ recurrence.interval_histogram(longest)
 # Finding 2 of the paper: more than 95 % of the tokens become important again (MRI above 1), for
 # $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. Here the share is just above 95 % at $10^{-4}$ and
 # just below it at $5 \cdot 10^{-4}$ (claim LE-13). But at so small an $\alpha$ half of the entries
-# are activated every few tokens, so this is hardly importance. With a larger $\alpha$ fewer tokens
-# recur:
+# are activated every few tokens, so this is hardly importance. **Predict first:** what share recurs
+# at $\alpha = 0.1$?
 
 # %%
 for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
@@ -98,7 +98,7 @@ for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
 # + \underbrace{2\sigma\!\left(-(\mathrm{MRI} - 1)\right)}_{H_2:\ \text{comes often?}}$$
 #
 # The paper prints $H_2$ as $2\sigma(-1/(\mathrm{MRI}-1))$, which *rises* with MRI (claim LE-1). The
-# authors' code has the form above.
+# authors' code has the form above. **Predict first:** up to which MRI does it tell entries apart?
 
 # %%
 from kvlab.reference.proofs.lazy_eviction import code_h2, printed_h2

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 3a4d9fb1
+#   read: 2026-11-25 b74ded28
 # ---
 
 # %% [markdown]
@@ -42,8 +42,8 @@ precision.stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
 
 # %% [markdown]
 # The *outlier score* (Eq. 6, 7) takes the elements that lie more than 1.5 interquartile ranges
-# outside the quartiles, and averages their distance from the mean. Does it predict the error? Each
-# dot is one key, and ρ is the rank correlation:
+# outside the quartiles, and averages their distance from the mean. Each dot is one key, and ρ is
+# the rank correlation. **Predict first:** does the score tell the error of a key?
 
 # %%
 precision.outliers_against_errors(trace.keys, bits=4)
@@ -65,20 +65,23 @@ from kvlab.reference import Layer, quadrants
 judged = {f"layer {n}": quadrants(Layer.of(trace, n)) for n in range(trace.shape[0])}
 precision.importance_over_sensitivity(judged)
 
+# %% [markdown]
+# They are not: the two axes have little to do with each other, here as in the paper (R² = 0.018,
+# claim DE-7b). The thresholds are medians. **Predict first:** which quadrants are equally full?
+
 # %%
 for name, found in judged.items():
     print(name, found.counts)
 
 # %% [markdown]
-# They are not: the two axes have little to do with each other, here as in the paper (R² = 0.018,
-# claim DE-7b). Opposite quadrants are always equally full, because the thresholds are medians
-# (claim DE-7).
+# Opposite quadrants are always equally full (claim DE-7).
 #
 # ## Real bits
 #
 # kvlab packs codes without gaps and counts what is stored: codes, and for every group a scale and a
 # zero point of 16 bits each. The picture shows what five methods hold after the same problem, by
-# position. The red line is the end of the prompt:
+# position. The red line is the end of the prompt. **Predict first:** which of them hold every
+# position?
 
 # %%
 specs = (
@@ -94,6 +97,9 @@ for spec in specs:
     caches[spec.partition("@")[0]] = written.session.caches
     seen = written.session.seen
 precision.bits_by_position({name: layers[2] for name, layers in caches.items()}, seen, trace.prompt)
+
+# %% [markdown]
+# **Predict first:** how many bits does an element of `kivi` take, whose codes have 4?
 
 # %%
 for name, layers in caches.items():

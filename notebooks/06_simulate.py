@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 2c49eae8
+#   read: 2026-11-25 2e68dce1
 # ---
 
 # %% [markdown]
@@ -12,7 +12,8 @@
 # ## A trace
 #
 # A trace holds the queries, keys and values of every layer. `kvlab trace` records one from any
-# Hugging Face decoder; here the embedded model runs a program.
+# Hugging Face decoder; here the embedded model runs a program. **Predict first:** the cache of this
+# text has 261 KiB. Is the trace larger?
 
 # %%
 from pathlib import Path
@@ -32,6 +33,8 @@ print(f"{L} layers, {G} KV heads, {rho} query heads each, {t} tokens, {d} channe
 print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 
 # %% [markdown]
+# It is, because it holds the queries, too, and 64 bits per number.
+#
 # ## Judge
 #
 # A replay asks each method what it would keep. `mass` is the share of the full cache's attention

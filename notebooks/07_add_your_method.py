@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 08fe7e1b
+#   read: 2026-11-25 0c65cde2
 # ---
 
 # %% [markdown]
@@ -74,7 +74,7 @@ class LoudValues(Method):
 # ## Watch it be tested
 #
 # Every policy must keep the promises of the table, whatever its idea is. `check_promises` tries
-# them on random streams of several shapes.
+# them on random streams of several shapes. **Predict first:** does ours keep all of them?
 
 # %%
 from study import checks
@@ -89,7 +89,8 @@ checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3"
 
 
 # %% [markdown]
-# And which if the score depends on the number of the KV head, as after a stray reshape?
+# **Predict first:** which breaks if the score depends on the number of the KV head, as after a
+# stray reshape?
 
 
 # %%
@@ -111,7 +112,8 @@ checks.promises(check_promises(broken))
 # ## Is it any good?
 #
 # First try the idea on a trace, which takes a second. All methods have the same number of entries,
-# so `mass` and `error` can be compared.
+# so `mass` and `error` can be compared. **Predict first:** does the idea keep more of the attention
+# than TOVA?
 
 # %%
 from kvlab.reference import budget_entries, judge, record_trace

@@ -51,7 +51,7 @@ def moved_outputs(h: Float[Array, " n"], values: Float[Array, "n 2"]) -> Picture
     axes.plot(*output, "k*", markersize=9)
     axes.text(output[0] - 0.3, output[1] + 0.15, "X")
     axes.set_aspect("equal")
-    axes.margins(0.15)
+    axes.margins(0.25, 0.15)
     return finish(
         figure,
         "Values of three entries, as large as their weights, the output X, and an arrow from X to "
