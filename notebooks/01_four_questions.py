@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 28a252b6
+#   read: 2026-11-25 5d26be9e
 # ---
 
 # %% [markdown]
@@ -33,10 +33,10 @@ policies = [methods.get(spec, 120) for spec in specs]
 replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 
 # %% [markdown]
-# `caote:h2o` is CAOTE applied to H2O's scores, and it differs from H2O in the score alone. KIVI
-# keeps every entry and answers only the last question. H2O adds up the attention that every entry
-# has received, and keeps the entries with the largest sums. It protects the newest half of the
-# budget. `methods.get("h2o", 120)` returns a `Policy`, whose fields are called as the columns.
+# `caote:h2o` is CAOTE applied to H2O's scores, and it differs from H2O in the score alone. KIVI has
+# no limit to its entries, so only its last answer matters. H2O adds up the attention that every
+# entry has received, and keeps the entries with the largest sums. It protects the newest half of
+# the budget. `methods.get("h2o", 120)` returns a `Policy`, whose fields have the columns' names.
 #
 # ## Run it
 #
@@ -91,11 +91,12 @@ for name in ("h2o", "streaming_llm"):
     print(f"{name}:", *(tokens[n] if there else "·" for n, there in enumerate(held)))
 
 # %% [markdown]
-# The full cache's trace has a head here that puts all of its attention on the register of the line
-# that runs. H2O had evicted the `c` of line L4 twelve tokens before that line ran for the first
-# time, because hardly any token had attended to it yet. StreamingLLM had evicted the `b` of line
-# L6, because it was old, and needed it later. So StreamingLLM gets further here. One program is no
-# ranking: of 300 longer ones, H2O solves 82 % at half of the entries and StreamingLLM none.
+# With the full cache, one head here puts all of its attention on the register of the line that
+# runs. H2O had evicted the `c` of line L4 twelve tokens before that line ran for the first time,
+# because hardly any token had attended to it yet. StreamingLLM had evicted the `b` of line L6,
+# because it was old, and needed it later, so it gets further here. `caote:h2o` held both. One
+# program is no ranking: of 300 longer ones, H2O solves 82 % at half of the entries and StreamingLLM
+# none.
 #
 # ## Change one answer
 #

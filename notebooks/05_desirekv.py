@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 b74ded28
+#   read: 2026-11-25 946039c0
 # ---
 
 # %% [markdown]
@@ -109,7 +109,8 @@ for name, layers in caches.items():
 
 # %% [markdown]
 # In papers *average bits* often leaves out scales and zero points. Here they are counted: a group
-# of 32 channels has 32 bits of them, which is a full bit per element.
+# of 32 channels has 32 bits of them, which is a full bit per element. KIVI's newest entries have 16
+# bits.
 #
 # ## What it costs
 #

@@ -24,5 +24,5 @@ for batch in (1, 32):
     told = f"For a batch of {batch} you get {found} tokens"
     assert found == int(found), f"{told}: that is no whole number"
     beyond = (taken - h200.memory) / 1e9
-    assert beyond <= 0, f"{told}, which take {beyond:,.0f} GB more than there are"
+    assert beyond <= 0, f"{told}, which take {beyond:,.0f} GB more than the device has"
     assert taken + each > h200.memory, f"{told}, and one more for each sequence would fit"
