@@ -107,7 +107,7 @@ class Layer:
         self.state = {name: np.zeros((G, 0)) for name in method.columns}  # a number per entry
         self.queries = np.zeros((G, H // G, 0, d))  # the newest ones
         self.attention = np.zeros((G, H // G, 0, 0))  # of the block, [G, rho, m, n]
-        self.confidence = np.zeros(0)  # of each token, its probability; NaN: it was given
+        self.confidence = np.zeros(0)  # the probability of each token; NaN: of the prompt
 
     def logits(self, queries: Array) -> Array:
         """Return q·k/√d of the queries and all keys."""
@@ -228,9 +228,9 @@ class TOVA(Method):
 
 
 class CAOTE(Method):
-    """Evict what changes the attention output least (arXiv 2504.14051), by a method's own rows.
+    """Evict what changes the output least if a method's rows h are the attention (2504.14051).
 
-    If entry j leaves and the rest is renormalised, the output X = Σ h·v moves by exactly
+    If entry j is evicted and h renormalised, the output X = Σ h·v moves by exactly
     h_j/(1 − h_j)·‖X − v_j‖. FastCAOTE takes the plain mean of the values v for X.
     """
 
@@ -249,7 +249,7 @@ class CAOTE(Method):
 
 
 class LazyEviction(Method):
-    """Every W = ``recent`` tokens, evict what stays away longer than before (arXiv 2506.15969)."""
+    """Every W = ``recent`` tokens, evict by the intervals of activations (arXiv 2506.15969)."""
 
     columns = ("stamp", "interval")
     threshold = 0.01  # α: the paper's 0.0005 calls every entry of so short a text active
@@ -274,7 +274,7 @@ class LazyEviction(Method):
 
 
 class AhaKV(Method):
-    """Rate all by the same recent rows, sharpened, times their values (arXiv 2506.03762)."""
+    """Rate all by the same recent rows, with a gain, times their values (arXiv 2506.03762)."""
 
     def score(self, layer: Layer) -> Array:
         logits = layer.logits(layer.queries)
@@ -294,7 +294,7 @@ def pooled(x: Array, width: int) -> Array:
 
 
 class DesireKV(Method):
-    """Every ``interval`` tokens, evict half of the older ones and round the others (AAAI 2026)."""
+    """Of every ``interval`` tokens before the newest, evict half, round the rest (AAAI 2026)."""
 
     interval, group = 32, 32  # group: channels that share a scale
 
@@ -386,7 +386,7 @@ def main() -> None:
     model, budgets = Model(embedded_directory("jumps")), (111, 156)
     programs = jumps.held_out(4, size=jumps.Size(fewest=14, most=16))
     texts = [(model.tokens(each.prompt), model.tokens(each.solution)) for each in programs]
-    print(f"solved, of {len(texts)} programs, with {budgets} of 222 entries")
+    print(f"solved of {len(texts)} programs, by entries kept of 222:", *budgets)
     for name, method in METHODS.items():
         print(f"{name:20}", end="", flush=True)
         for budget in budgets:

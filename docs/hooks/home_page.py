@@ -152,8 +152,9 @@ def told(page: Played) -> str:
         ", ".join(f"`{row.method}`" for row in rows if row.solved is solved) or "none"
         for solved in (True, False)
     )
+    free = " and ".join(f"`{row.method}`" for row in rows if row.budget is None)
     return (
         f"{page.text} The budget is {budget} entries, {page.budget.replace('%', ' %')} of what the "
-        f"full cache holds in the end. On this one text the answer is right under {right}, and "
-        f"wrong under {wrong}."
+        f"full cache holds in the end{f'; {free} take none' if free else ''}. On this one text the "
+        f"answer is right under {right}, and wrong under {wrong}."
     )

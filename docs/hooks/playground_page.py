@@ -44,17 +44,16 @@ OTHER_SYNTAX = re.compile(r"^(?:import|export)\b", re.MULTILINE)
 
 QUESTIONS = {
     "full": (
-        "How many entries does the cache hold in the end, and what would half of them have "
-        "to leave out?"
+        "How many entries does the cache hold in the end, and which half of them would you evict?"
     ),
     "streaming_llm": (
         "Which facts of the problem are struck out when the answer turns wrong? Protect the "
         "one that it needed next."
     ),
     "h2o": (
-        "Set recent to 0: which tokens go first now, and does the answer survive a smaller budget?"
+        "Set recent to 0: which tokens are evicted first now, and does the answer survive a smaller budget?"
     ),
-    "tova": "Follow one fact: how many tokens after its last use does it leave?",
+    "tova": "Follow one fact: how many tokens after its last use is it evicted?",
     "snapkv": (
         "After the prompt was read nothing is evicted any more. Watch the figures of the "
         "cache: what grows?"

@@ -56,7 +56,7 @@ export class EveryDecode {
   constructor(steps = 1) {
     checkAtLeast(1, { every: steps });
     this.steps = steps;
-    this.says = `It looks ${everyTokens(steps)}, not while the prompt is read.`;
+    this.says = `It decides ${everyTokens(steps)}, not while the prompt is read.`;
   }
 
   due(clock) {
@@ -68,7 +68,7 @@ export class EveryDecode {
 export class EveryBlock {
   constructor(decodeSteps = 1) {
     this.decoding = new EveryDecode(decodeSteps);
-    this.says = `It looks when the prompt was read, and ${everyTokens(decodeSteps)}.`;
+    this.says = `It decides when the prompt was read, and ${everyTokens(decodeSteps)}.`;
   }
 
   due(clock) {
@@ -78,7 +78,7 @@ export class EveryBlock {
 
 /** Once, when the prompt is complete. */
 export class AfterPrefill {
-  says = "It looks once, when the prompt was read.";
+  says = "It decides once, when the prompt was read.";
 
   due(clock) {
     return clock.prefillEnds;
@@ -90,7 +90,7 @@ export class AfterPrefillThenEverySeen {
   constructor(tokens) {
     checkAtLeast(1, { every: tokens });
     this.tokens = tokens;
-    this.says = `It looks when the prompt was read, then whenever the tokens seen reach a multiple of ${tokens}.`;
+    this.says = `It decides when the prompt was read, then whenever the tokens seen reach a multiple of ${tokens}.`;
   }
 
   due(clock) {
@@ -107,7 +107,7 @@ export class EveryGenerated {
       throw new RangeError(`selector = ${selector} must be smaller than interval = ${interval}`);
     }
     Object.assign(this, { interval, selector });
-    this.says = `It looks at ${interval + selector} generated tokens, then every ${interval}.`;
+    this.says = `It decides at ${interval + selector} generated tokens, then every ${interval}.`;
   }
 
   due(clock) {
@@ -199,7 +199,7 @@ export class Both extends Protect {
 
 /** Everything stays. */
 export class Unlimited {
-  says = "Every entry may stay.";
+  says = "Every entry is kept.";
 
   room(seen, safe) {
     return safe[0].length;
@@ -213,7 +213,7 @@ export class Entries {
   constructor(budget) {
     checkAtLeast(1, { budget });
     this.budget = budget;
-    this.says = `At most ${budget} entries stay in each KV head of each layer.`;
+    this.says = `A decision leaves at most ${budget} entries in each KV head of each layer.`;
   }
 
   room(seen, safe) {
@@ -231,7 +231,7 @@ export class Entries {
 
 /** Everything that is kept stays at 16 bits. */
 export class Full {
-  says = "What stays is kept at full precision.";
+  says = "Every kept entry has 16 bits.";
 
   store(cache, seen, candidates, keep) {
     return { cache, keep };

@@ -87,9 +87,9 @@ OF_PAPERS = (
 """Methods of the four papers, with protections of their own."""
 TITLES = {
     "map_jumps": "Jump programs solved, %",
-    "map_writing": "SmolLM2 writes: accepted, %",
-    "map_writing_budgets": "SmolLM2 writes: accepted, %",
-    "map_chat": "SmolLM2 answers: accepted, %",
+    "map_writing": "SmolLM2 writes: tokens as the full cache, %",
+    "map_writing_budgets": "SmolLM2 writes: tokens as the full cache, %",
+    "map_chat": "SmolLM2 answers: tokens as the full cache, %",
     "map_loss": "SmolLM2 reads: nats lost",
     "map_loss_budgets": "SmolLM2 reads: nats lost",
     "map_needle_2k": "SmolLM2: needles in 2,000 tokens, %",
@@ -215,7 +215,7 @@ def _draw(axes: Any, each: Panel, names: bool) -> None:
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
-    title = f"{TITLES[each.sweep]}, {each.budget}\n{knobs}"
+    title = f"{TITLES[each.sweep]}, at {each.budget} of the entries\nof the variance: {knobs}"
     axes.set_title(f"{title}\n▲ better, ▼ worse than its random control", fontsize=7.5)
 
 

@@ -221,13 +221,13 @@ def test_the_scores_say_why_an_entry_goes(opened):
         const { positions, fates, scores } = kvlabPlayground.left.run.frames[0].layers[0][0];
         return { positions: [...positions], fates: [...fates], scores: [...scores] }; }""")
     going = {p for p, fate in zip(head["positions"], head["fates"], strict=True) if fate == 3}
-    assert going and {row[0] for row in rows if row[2].startswith("goes")} == going
-    staying = [row for row in rows if row[2].startswith("stays")]
+    assert going and {row[0] for row in rows if row[2].startswith("evicted")} == going
+    staying = [row for row in rows if row[2].startswith("kept: ")]
     assert max(row[1] for row in rows if row[0] in going) <= min(row[1] for row in staying)
     position = min(going)
     page.click(f"#pg-method-{position}")
     cell = page.locator(".pg-facts tbody tr").first.locator("td").first
-    assert cell.inner_text().startswith("goes: score")
+    assert cell.inner_text().startswith("evicted: score")
 
 
 def test_beside_a_method_stands_random_eviction_under_its_own_protection(opened):

@@ -114,7 +114,7 @@ export class AhaKV extends Method {
     accumulation: choice("recent", ["recent", "all"], "recent: the last rows; all: every row since the entry was written."),
     value_prior: choice("squared", ["squared", "norm", "none"], "Factor on the sum: the squared norm of the value, its norm, or none."),
     kernel: whole(5, 1, 15, "Neighbours over which the prior is smoothed; odd."),
-    border: choice("shrink", ["zero", "shrink"], "What lies beyond the border of that mean: nothing (shrink), or zeros."),
+    border: choice("shrink", ["zero", "shrink"], "What lies beyond the ends of the text when the prior is smoothed: nothing (shrink), or zeros."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
   };
 

@@ -92,7 +92,7 @@ export class Importance extends Score {
 export class ShareOfWindow {
   constructor(share) {
     this.share = share;
-    this.says = `Of every window ${Number((100 * share).toFixed(2))} % stay.`;
+    this.says = `Of every window ${Number((100 * share).toFixed(2))} % are kept.`;
   }
 
   room(seen, safe) {
@@ -128,7 +128,7 @@ export function sensitivity(keys, window, group, over = "outliers") {
 export class BitsBySensitivity {
   constructor(options) {
     Object.assign(this, options);
-    this.says = `Sensitive and doubtful entries stay at ${this.highBits} bits, other important ones at ${this.lowBits}.`;
+    this.says = `Sensitive and doubtful entries are kept at ${this.highBits} bits, other important ones at ${this.lowBits}.`;
   }
 
   store(cache, seen, candidates, keep) {
@@ -178,7 +178,7 @@ export class DesireKV extends Method {
     scope: choice("window", ["window", "all"], "window: decide once about each P entries; all: about all generated ones again."),
     low_bits: whole(4, 2, 16, "Bits of important entries that are not sensitive; 16: not quantised."),
     high_bits: whole(8, 2, 16, "Bits of sensitive and of doubtful entries; 16: not quantised."),
-    value_bits: whole(null, 2, 16, "Bits of values; none: those of the entry's key.", { none: true }),
+    value_bits: whole(null, 2, 16, "Bits of values; not set: those of the entry's key.", { none: true }),
     group: whole(64, 1, 64, "Channels of a block of Eq. 5, and of those that share a scale."),
     importance_quantile: real(0.5, 0, 1, "Share of the window that is unimportant."),
     sensitivity_quantile: real(0.5, 0, 1, "Share of the window that is not sensitive."),

@@ -33,7 +33,7 @@ export class H2O extends Method {
   static id = "h2o";
   static title = "H2O";
   static options = {
-    recent: whole(null, 0, 64, "Newest entries that are protected; none: half of the budget.", { none: true }),
+    recent: whole(null, 0, 64, "Newest entries that are protected; not set: half of the budget.", { none: true }),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
     reduce: choice("mean", ["mean", "max", "sum"], "How the query heads of a KV head join."),
   };

@@ -95,7 +95,7 @@ export class LazyEviction extends Method {
       "What an entry's stamp is before its first activation: the step before birth, or birth; first_activation: none."),
     zero_interval: choice("worthless", ["worthless", "limit"],
       "What an entry without an interval is worth: nothing, or H1's limit, which is 1 if it was activated just now."),
-    guard: flag(false, "Never drop an entry with Δ < MRI while another candidate has Δ ≥ MRI."),
+    guard: flag(false, "Never evict an entry with Δ < MRI while another candidate has Δ ≥ MRI."),
     reduce: choice("max", ["mean", "max", "sum"], "How the query heads of a KV head join before the threshold."),
   };
 

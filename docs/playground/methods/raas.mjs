@@ -116,7 +116,7 @@ export class OpenPage extends Protect {
 export class Pages {
   constructor(budget, page) {
     Object.assign(this, { budget, page });
-    this.says = `At most ${Math.floor(budget / page)} pages of ${page} positions stay.`;
+    this.says = `At most ${Math.floor(budget / page)} pages of ${page} positions are kept.`;
   }
 
   room(seen, safe) {
@@ -140,7 +140,7 @@ export class RaaS extends Method {
     share: real(null, 0.05, 1, "Stamp this share of the entries at every step instead of using the threshold.", { none: true }),
     pin_prompt: flag(true, "Whether all tokens of the prompt are protected."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
-    page: whole(null, 1, 16, "Decide over pages of so many positions; none: entries.", { none: true }),
+    page: whole(null, 1, 16, "Decide over pages of so many positions; not set: entries.", { none: true }),
   };
 
   constructor(given) {

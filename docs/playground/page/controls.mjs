@@ -87,7 +87,7 @@ function slider(name, schema, value, set) {
     const x = logarithmic ? from * (to / from) ** (at / places) : from + at / places * (to - from);
     return kind === "whole" ? Math.round(x) : Number(x.toPrecision(2));
   };
-  const output = element("output", {}, value === null ? "none" : shortNumber(value));
+  const output = element("output", {}, value === null ? "not set" : shortNumber(value));
   const range = element("input", {
     type: "range", min: 0, max: places, value: place(value ?? from), disabled: value === null,
     "aria-label": name, "aria-valuetext": output.textContent,

@@ -1,4 +1,4 @@
-/** What is known of a token, and of every entry of a KV head: where it is, and why it stays or goes. */
+/** What is known of a token, and of every entry of a KV head: where it is, and why it is kept or evicted. */
 
 import { CHOSEN, GONE, SAFE, UNDECIDED } from "../frames.mjs";
 import { element, shortNumber } from "./elements.mjs";
@@ -18,8 +18,8 @@ export function verdict(head, j, order = candidates(head)) {
   if (Number.isNaN(scores[j])) return `kept${width}; there was room for all`;
   const place = order.indexOf(j), goes = order.filter((i) => fates[i] === GONE).length;
   const rated = `score ${shortNumber(scores[j])}`;
-  if (fates[j] === CHOSEN) return `stays${width}: ${rated}, number ${order.length - place} of ${order.length} from the top`;
-  return `goes: ${rated}, number ${place + 1} of ${order.length} from below, and ${goes} had to go`;
+  if (fates[j] === CHOSEN) return `kept${width}: ${rated}, number ${order.length - place} of ${order.length} from the top`;
+  return `evicted: ${rated}, number ${place + 1} of ${order.length} from below, and ${goes} had to be evicted`;
 }
 
 /** Say where a position stands in one head after a block. */
@@ -29,7 +29,7 @@ function standing(run, layer, g, position, block) {
   const then = run.left[layer]?.[g]?.get(position);
   if (then === undefined) return "not read yet";
   const frame = run.frames[then], before = frame.layers[layer][g];
-  return `went at token ${frame.seen - 1}: ${verdict(before, before.positions.indexOf(position)).replace("goes: ", "")}`;
+  return `evicted at token ${frame.seen - 1}: ${verdict(before, before.positions.indexOf(position)).replace("evicted: ", "")}`;
 }
 
 /** Return a table of layers and KV heads with what became of a position in each. */
@@ -39,7 +39,7 @@ export function headsTable(run, position, block, caption) {
   const rows = layers.map((heads, layer) => element("tr", {}, element("th", { scope: "row" }, String(layer)),
     ...heads.map((_, g) => {
       const said = standing(run, layer, g, position, block);
-      return element("td", { class: /^(went|goes)/.test(said) ? "pg-gone" : "" }, said);
+      return element("td", { class: /^evicted/.test(said) ? "pg-gone" : "" }, said);
     })));
   const header = element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "layer"), ...names));
   return element("table", { class: "pg-table" }, element("caption", {}, caption), header, element("tbody", {}, ...rows));

@@ -1,6 +1,7 @@
 /** One method at work: its controls, its text, what it lost, and why. */
 
 import { get, takesBudget } from "../methods/index.mjs";
+import { Unlimited } from "../policy.mjs";
 import { MethodControls } from "./controls.mjs";
 import { element, shortNumber, shown } from "./elements.mjs";
 import { entriesTable, headsTable } from "./facts.mjs";
@@ -31,7 +32,7 @@ export class Pane {
     this.entries = element("div", { class: "pg-scroll" });
     this.lists = { layer: this.headChoice("layer", "Layer "), head: this.headChoice("head", "KV head ") };
     this.details = element("details", { ontoggle: () => this.drawTables() },
-      element("summary", {}, "Every entry of one head, its score, and why it stays or goes"),
+      element("summary", {}, "Every entry of one head, its score, and why it is kept or evicted"),
       element("div", { class: "pg-row" }, ...Object.values(this.lists).map((list) => list.parentElement)), this.entries);
     this.answers = element("dl", { class: "pg-answers" });
     this.root = element("section", { class: "pg-pane", "aria-label": label }, this.controls.root, this.error,
@@ -87,9 +88,10 @@ export class Pane {
     if (this.page.budget === null) return;
     const policy = get(this.spec, this.budget);
     policy.check(this.page.prompt.length);
+    const all = policy.budget instanceof Unlimited;
     const said = [
-      ["What is an entry worth?", `${policy.score.says} ${policy.budget.says}`],
-      ["When does it evict?", policy.schedule.says],
+      ["What is an entry worth?", all ? policy.budget.says : `${policy.score.says} ${policy.budget.says}`],
+      ["When does it evict?", all ? "Never." : policy.schedule.says],
       ["Which entries are protected?", policy.protect.says],
       ["How precisely is it kept?", policy.precision.says],
     ];

@@ -13,8 +13,8 @@ const STEPS = [
   (page) => Math.min(...page.left.run.left.flat().flatMap((left) => [...left.values()]))],
   [() => "Green lines lead from the token that was just read to those that it attends to, thicker for more attention. It finds the line of the "
     + "program that runs now, and so the model knows what to write.", (page) => Math.max(0, page.wrong - LINE)],
-  [(page) => `One line later that token is lost. The red line leads to what the full cache reads there: ${page.nameOf(page.lost)}. Compare the five `
-    + "likeliest next tokens: without it another token is the likeliest, and the answer turns wrong.", (page) => page.wrong],
+  [(page) => `One line later the model needs ${page.nameOf(page.lost)}, which some heads have evicted: the dashed red line leads to it. Compare the `
+    + "five likeliest next tokens: without it another token is the likeliest, and the answer turns wrong.", (page) => page.wrong],
   [(page) => page.wrong >= 0 ? `Was the loss of ${page.nameOf(page.lost)} the cause? Protect it and run again.` : "The answer is right now: the loss of "
     + "this one token was the cause. Next, change the budget or the method, or compare the method with its control.", (page) => page.wrong],
 ];

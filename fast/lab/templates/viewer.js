@@ -519,7 +519,7 @@ function legend() {
   const entries = [...HUES.entries()].filter(([each]) => runs.some((run) =>
     run.states.some(([keys], index) => index !== GONE && keys && hue(run.bits[index]) === each)));
   const parts = entries.map(([each, words]) => [`t h${each} l8`, `kept at ${each ? "about " : ""}${words}`]);
-  parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"]);
+  parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"], ["t h0 l3 n", "by some heads"]);
   if (runs.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "lost, and needed for it"]);
   find("legend").replaceChildren(...parts.map(([name, words]) => element("span", name, words)));
 }
