@@ -125,26 +125,26 @@ def score_counts_outliers() -> Finding:
 def neighbours_of_outliers_suffer() -> Finding:
     """§4.3 says that outliers suffer larger errors, for quantisers made for typical values. Under a
     quantiser that spans minimum to maximum, as KIVI's does, the other values of their block suffer
-    larger errors.
+    larger errors on average. (Blocks of 64 draws of Student's t of 3 degrees, at 4 bits.)
     """
-    rng, own, others = np.random.default_rng(1), [], []
+    rng, found = np.random.default_rng(1), []
     for block in rng.standard_t(3, size=(2000, 64)):
         first, third = np.quantile(block, (0.25, 0.75))
         beyond = np.abs(block - (first + third) / 2) > 2 * (third - first)
         step = (block.max() - block.min()) / 15
         error = np.abs((block - block.min() + step / 2) % step - step / 2)
         if beyond.any():
-            own.append(error[beyond].mean())
-            others.append(error[~beyond].mean())
-    evidence = f"{len(own)} blocks with outliers: {np.mean(own):.3f} for these, "
-    return measured(np.mean(others) > np.mean(own), f"{evidence}{np.mean(others):.3f} beside them")
+            found.append((error[beyond].mean(), error[~beyond].mean()))
+    own, others = np.transpose(found)
+    evidence = f"{len(own)} blocks with outliers, mean error: {own.mean():.3f} for these, "
+    evidence += f"{others.mean():.3f} beside them, larger in {(others > own).mean():.0%} of blocks"
+    return measured(np.mean(others) > np.mean(own), evidence)
 
 
 @PAPER.printed("DE-4b", "§3.1 and Fig. 2", Verdict.EMBEDDED_ALONE)
 def outlier_score_tells_the_error() -> Finding:
-    """A token's outlier score has a strong positive correlation with its quantisation error.
-
-    A rank correlation from 0.5 on, mean over the KV heads, is taken as strong.
+    """A token's outlier score has a strong positive correlation with its quantisation error. (A
+    rank correlation of at least 0.5 at 4 bits, mean over the KV heads, is taken as strong.)
     """
     correlations, without = [], []
     for head in key_heads(MODEL):
