@@ -390,9 +390,7 @@ def block_scores_sum_to_the_block() -> Finding:
         least, most = (sum(pick(row) for row in added[:m]) for pick in (min, max))
         if not least == most == m or (m > 1) != (least > 1):
             return refuted(f"m = {m}: the scores sum to {least}")
-    return exhaustive(
-        "weights 1 to 3, m up to 3: a row adds 1, the sum is m; m = 1 has one row, as TOVA"
-    )
+    return exhaustive("weights 1 to 3, m up to 3: a row adds 1, m rows add m; one row is TOVA's")
 
 
 @PAPER.printed("CA-14", "Eq. 6", Verdict.REFUTED, "who may go")
