@@ -101,20 +101,20 @@ def printed_smoothing_depends_on_the_token() -> Finding:
 
 @PAPER.printed("DE-3", "§4.3, block score", Verdict.REFUTED, "frequency of outliers")
 def score_counts_outliers() -> Finding:
-    """The score of a block quantifies both the magnitude and the frequency of its outliers: more
-    of them give it another score.
-    """
-    scores, masses = [], []
+    """A block's score quantifies both magnitude and frequency of its outliers: more change it."""
+    scores, masses, one_sided = [], [], []
     for pairs in (1, 2, 4):
         rest = 64 - 2 * pairs
         small = [Fraction(2 * j - rest + 1, rest) for j in range(rest)]
         block = [*small, *[Fraction(10)] * pairs, *[Fraction(-10)] * pairs]
         scores.append(outlier_score(block))
         masses.append(outlier_score(block) * len(outliers(block)) / len(block))
+        one_sided.append(f"{float(outlier_score([*small, *[Fraction(10)] * 2 * pairs])):.3f}")
     alike = f"2, 4 and 8 outliers at ±10 of 64 values: scores {', '.join(map(str, scores))}"
     return judged(
         alike if len(set(scores)) < len(scores) else "",
-        "exact fractions; counts enter only through blocks without any outlier, which score 0",
+        "exact fractions; where all lie at +10, the block's mean follows them, and more of them "
+        f"score less: {', '.join(one_sided)}",
         "with the sum divided by the block's length it does (outlier_mean=block): "
         + ", ".join(f"{float(x):.3f}" for x in masses),
         masses[0] < masses[1] < masses[2],
