@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 bc9a15ab
+#   read: 2026-11-25 5826c21b
 # ---
 
 # %% [markdown]
@@ -20,10 +20,11 @@
 # %% [markdown]
 # ## What is stored
 #
-# The embedded model ships with kvlab. It runs programs by writing out every step, such as
-# *a = a + b = 3 + 4 = 7*, until it comes to the end. The prompt states the registers (`b4`: b is 4)
-# and the lines. Line `L3 a . + h . = . .` adds h to a, modulo 10; the sum is the number of the line
-# that runs next; the model fills in the dots when the line runs. L0 ends the program.
+# kvlab ships with a small model, the *embedded model*, which runs *jump programs*. The prompt
+# states the registers (`b4`: b is 4), the lines, and the line that runs first. Line
+# `L3 a . + h . = . .` adds h to a, modulo 10. The sum is the number of the next line, and L0 ends
+# the program. The model writes out every line that runs: `c c4 + b b4 = 8 c8 L8` says that c (4)
+# and b (4) have the sum 8, which goes into c, and that L8 runs next.
 
 # %%
 import numpy as np
@@ -53,10 +54,12 @@ print("keys of layer 0       ", cache.keys.vectors.shape, " [KV heads, entries, 
 print("bytes, all layers     ", session.nbytes)
 
 # %% [markdown]
+# One for every token of prompt and solution.
+#
 # ## What it saves
 #
-# Without a cache, every new token would cost a reading of the whole text. The next cell reads
-# prompt and solution at once. **Predict first:** do the logits differ from those with the cache?
+# Without a cache, every new token would need the keys and values of the whole text again. The next
+# cell reads the solution in one pass. **Predict first:** do the logits differ from those above?
 
 # %%
 at_once, _ = advance(prefill(model, methods.get("full"), prompt)[1], solution)
@@ -104,12 +107,15 @@ chosen = [SHAPES[name] for name in ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", 
 costs.memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
 
 # %% [markdown]
+# Only Qwen2.5 7B.
+#
 # ## Why it gets slower
 #
 # A step of decoding does little arithmetic. Its time goes into *reading* all weights, once for the
-# whole batch, and the cache of every sequence. `kvlab plan` divides these bytes by the bandwidth,
-# so its figures are estimates (a *roofline*) and not measurements. **Predict first:** what takes
-# longer after 16,384 tokens, attention or everything else?
+# whole batch, and the cache of every sequence, which grows with the text. `kvlab plan` divides
+# these bytes by the bandwidth, so its figures are estimates (a *roofline*) and not measurements.
+# The picture has 48 sequences of Llama 3.1 8B on an H200. **Predict first:** what takes longer
+# after 16,384 written tokens, attention or everything else?
 
 # %%
 from kvlab.reference import Plan
@@ -118,10 +124,13 @@ full = Plan(SHAPES["llama-3.1-8b"], HARDWARE["h200"], methods.get("full"), 512, 
 costs.time_of_steps(full)
 
 # %% [markdown]
+# Attention does, because it reads the cache.
+#
 # ## What eviction would bring
 #
-# Suppose that a quarter of the entries is enough, or that all are kept with 4 bits instead of 16.
-# **Predict first:** how many more sequences of 16,896 tokens fit beside the weights?
+# Suppose that a quarter of the entries is enough, as for the method H2O, which keeps the entries
+# with the largest sums of attention; or that all are kept with 4 bits instead of 16, as for KIVI. A
+# tenth of the memory stays free. **Predict first:** how many more sequences of 16,896 tokens fit?
 
 # %%
 budget = (full.prompt + full.generated) // 4
@@ -136,9 +145,9 @@ plans = {
 costs.servings(plans)
 
 # %% [markdown]
-# More sequences share one reading of the weights, so a step takes longer and yet the device writes
-# more tokens a second. H2O also reads the attention that it sums. KIVI stores scales beside its
-# codes, and its newest entries with 16 bits.
+# A step of more sequences takes longer, because it reads more caches. But it reads the weights once
+# for all of them, so the device writes more tokens a second. H2O also reads its sums. KIVI stores a
+# scale with every group of codes, and its newest entries with 16 bits.
 #
 # **In three lines.** The cache holds a key and a value per token, layer and KV head. In long texts
 # it outgrows the weights, and reading it takes most of a step's time. The other notebooks ask which

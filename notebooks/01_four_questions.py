@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 5d26be9e
+#   read: 2026-11-25 fa602329
 # ---
 
 # %% [markdown]
@@ -13,7 +13,7 @@
 #
 # | question | the answer is called |
 # |---|---|
-# | What is an entry worth? | `score`, and a `budget` that says how many may stay |
+# | What is an entry worth? | `score`; how many are kept: `budget` |
 # | When does it evict? | `schedule` |
 # | Which entries are protected? | `protect` |
 # | How precisely is it kept? | `precision` |
@@ -33,6 +33,9 @@ policies = [methods.get(spec, 120) for spec in specs]
 replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 
 # %% [markdown]
+# They differ most in the score. *Every block*: after each pass of the model, over the prompt or
+# over one token. *Edges*: the first entries (*sinks*) and the newest (*recent*).
+#
 # `caote:h2o` is CAOTE applied to H2O's scores, and it differs from H2O in the score alone. KIVI has
 # no limit to its entries, so only its last answer matters. H2O adds up the attention that every
 # entry has received, and keeps the entries with the largest sums. It protects the newest half of
@@ -58,14 +61,16 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
     print(f"{spec:14} {len(written.session.caches[0])} entries, {steps:2} steps right: … {end}")
 
 # %% [markdown]
-# H2O wrote `b` after `L4`, where line L4 has `c`. StreamingLLM wrote `c` where line L6 has `b`.
+# Only `caote:h2o` solves it. H2O wrote `b` after `L4`, where line L4 has `c`. StreamingLLM wrote
+# `c` where line L6 has `b`.
 #
 # ## Watch it evict
 #
-# A *trace* holds what every layer computed while the model wrote with the full cache. A replay asks
-# any method what it would have kept, without running the model again. Each line below is one entry,
-# from the token that made it to the token after which it was evicted. The red line is the end of
-# the prompt. **Predict first:** which part of the prompt does H2O evict?
+# A *trace* holds what every layer computed while the model wrote with the full cache. A replay
+# finds what a method would have kept of it, without running the model again. Each line below is one
+# entry of a KV head of layer 2, from the token that made it to the token after which it was
+# evicted. The red line is the end of the prompt. **Predict first:** which part of the prompt does
+# H2O evict?
 
 # %%
 from kvlab.reference import record_trace, replay
@@ -91,19 +96,21 @@ for name in ("h2o", "streaming_llm"):
     print(f"{name}:", *(tokens[n] if there else "·" for n, there in enumerate(held)))
 
 # %% [markdown]
-# With the full cache, one head here puts all of its attention on the register of the line that
-# runs. H2O had evicted the `c` of line L4 twelve tokens before that line ran for the first time,
-# because hardly any token had attended to it yet. StreamingLLM had evicted the `b` of line L6,
-# because it was old, and needed it later, so it gets further here. `caote:h2o` held both. One
-# program is no ranking: of 300 longer ones, H2O solves 82 % at half of the entries and StreamingLLM
-# none.
+# With the full cache, this head attends only to the register that the running line names. H2O had
+# evicted the `c` of line L4 twelve tokens before that line ran for the first time, because hardly
+# any token had attended to it yet. StreamingLLM evicts the oldest entries. It had evicted the `b`
+# of line L6, which is needed later, so it gets further. `caote:h2o` held both. One program is no
+# ranking: of 300 longer ones, H2O solves 82 % with half of the entries, 277, and StreamingLLM none.
 #
 # ## Change one answer
 #
-# An ablation replaces one answer. The table has five methods on 4 programs at 70 %: the control
-# `random:h2o` (random eviction with H2O's protection), H2O, H2O that decides every 16 tokens, CAOTE
-# applied to H2O's scores, and LazyEviction with a protection of its own. **Predict first:** how
-# many of the programs does random eviction with H2O's protection solve?
+# An ablation replaces one answer. The table has five methods on 4 programs with 70 % of the
+# entries: the control `random:h2o` (random eviction with H2O's protection), H2O, H2O that decides
+# every 16 tokens, CAOTE applied to H2O's scores, and LazyEviction, which replaces three answers.
+# `error` is the mean distance of the attention output from full attention, `KL` says how far the
+# distribution of the next token moves, `bits` is the memory per number of the full cache. †: more
+# entries than the budget between two decisions. **Predict first:** how many of the programs does
+# random eviction with H2O's protection solve?
 
 # %%
 from classroom import try_methods
@@ -112,8 +119,9 @@ specs = ("random:h2o", "h2o", "h2o@every=16", "caote:h2o", shown[3])
 try_methods(specs, ["70%"])
 
 # %% [markdown]
-# The brackets hold 95 % intervals. They are wide, because 4 programs are few, so a difference of 25
-# points may be luck. With `kvlab compare --problems 200` they are seven times narrower.
+# Random eviction solves none, so H2O's protection alone is not enough. The brackets hold 95 %
+# intervals. They are wide, because 4 programs are few: a difference of 25 points may be luck. With
+# `kvlab compare --problems 200` they are seven times narrower.
 #
 # **In three lines.** A method answers four questions. Replacing one answer shows what it is worth.
 # A score is worth something if it beats random eviction with the same protection.

@@ -1,13 +1,13 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 eab1241f
+#   read: 2026-11-25 befb4a04
 # ---
 
 # %% [markdown]
 # # 02 CAOTE: from the equation to the proof
 #
-# **Question:** if one entry has to leave, which one is missed least? And can a method know that
-# without trying every entry?
+# **Question:** if one entry has to be evicted, which one is missed least? And can a method know
+# that without trying every entry? [CAOTE](https://arxiv.org/abs/2504.14051) is a method that can.
 #
 # Attention mixes values: the output is $X = \sum_i \alpha_i v_i$ with weights that add up to 1. An
 # entry with a small weight looks dispensable. But its value may be far from all others, and then it
@@ -30,6 +30,9 @@ alpha = np.array([0.10, 0.15, 0.75])
 values = np.array([[9.0, 1.0], [1.0, -2.0], [1.0, 1.0]])
 evictions.moved_outputs(alpha, values)
 
+# %% [markdown]
+# **Predict first:** which entry has the least weight, and which the least change?
+
 # %%
 evictions.scores_by_entry(alpha, values)
 
@@ -40,7 +43,7 @@ evictions.scores_by_entry(alpha, values)
 #
 # ## The equation
 #
-# When entry $j$ leaves, the softmax renormalises, so every other weight grows to
+# When entry $j$ is evicted, the softmax renormalises, so every other weight grows to
 # $\alpha_i / (1 - \alpha_j)$ (Theorem 3.1). Put that into the sum:
 #
 # $$X' = \frac{X - \alpha_j v_j}{1 - \alpha_j}
@@ -49,13 +52,13 @@ evictions.scores_by_entry(alpha, values)
 #
 # so the change of the output is known for every entry at once:
 #
-# $$c_j = \frac{\alpha_j}{1 - \alpha_j}\,\lVert X - v_j \rVert_2 \qquad \text{(Eq. 8)}$$
+# $$c_j = \frac{\alpha_j}{1 - \alpha_j}\,\| X - v_j \|_2 \qquad \text{(Eq. 8)}$$
 #
 # ## The proof
 #
-# kvlab checks what papers claim by running it. The rows below are claims of the paper: some are
-# algebra for every size, the others hold on the domain that they state. `kvlab prove --paper caote`
-# runs all of them. **Predict first:** does every claim hold?
+# kvlab checks what papers claim by running it. The rows below are claims of the paper and findings
+# of ours; *proved symbolically* is algebra for every size. `kvlab prove --paper caote` runs all of
+# them. **Predict first:** does every claim hold?
 
 # %%
 from kvlab.reference.models import reasoner_directory
@@ -65,18 +68,21 @@ tags = ("CA-1", "CA-2", "CA-7", "CA-7b", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
 checks.verdicts("caote", tags)
 
 # %% [markdown]
-# CA-8d does not hold as printed. It is about FastCAOTE, which uses the plain mean of all values in
-# place of $X$. **Predict first:** what share of CAOTE's operations does this save?
+# All but CA-8d, which is about FastCAOTE: it uses the plain mean of all values in place of $X$.
+# **Predict first:** what share of CAOTE's operations does this save, for n entries of d channels?
 
 # %%
 print(checks.explanation("CA-8d"))
 
 # %% [markdown]
+# It saves a fifth.
+#
 # ## On real attention
 #
-# The picture has all entries that one query of the embedded reasoner sees in layer 3. Both panels
-# show the recomputed change of the output, over the weight (left) and over CAOTE's score (right).
-# **Predict first:** how well does the weight alone tell the change?
+# kvlab ships with a second model, the *reasoner*, for chained arithmetic. The picture has all
+# entries that one of its queries sees in layer 3. Both panels show the recomputed change of the
+# output, over the weight (left) and over CAOTE's score (right). **Predict first:** how well does
+# the weight alone tell the change?
 
 # %%
 from kvlab.reference import observe_heads
@@ -87,26 +93,27 @@ query = 180
 evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: query + 1])
 
 # %% [markdown]
-# The weight is a good guess, because it varies over ten orders of magnitude, and distances of
-# values vary over one. Now every query from token 40 on, in all 16 heads, evicts a share of the
-# entries that it sees, once by weight and once by CAOTE's score. **Predict first:** how much less
-# does the output change under CAOTE?
+# The weight is a good guess, because it varies over many orders of magnitude, and distances of
+# values vary over one. (Far below, rounding is all that is recomputed.) Now every query from token
+# 40 on, in all 16 heads, evicts a share of the entries that it sees, once by weight and once by
+# CAOTE's score. **Predict first:** how much less does the output change under CAOTE?
 
 # %%
 evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 
 # %% [markdown]
-# Within a single step the gain is small: nine of ten evicted entries are the same, and the output
-# changes about a tenth less. In some steps CAOTE does worse, because it adds up what single
+# Within a single step the gain is small: 84 to 99 % of the evicted entries are the same, and the
+# output changes 4 to 11 % less. In some steps CAOTE does worse, because it adds up what single
 # evictions cost, and the cost of several evictions at once is not that sum (CA-4c).
 #
 # H2O's score is not the attention of the current step but a sum over all steps. CAOTE applied to
-# H2O divides these sums by their total (Eq. 22) and takes the result as the weights: its error is
-# exact for a step that attends with them.
+# H2O divides these sums by their total (Eq. 22) and takes the result as the weights. Its error is
+# exact for a step whose attention equals them.
 #
 # A model writes many tokens, and an evicted entry never comes back. The next picture has the shares
-# of 300 jump programs that the embedded model solves (stored in `docs/study/results/study`). The
-# controls are grey: `random:h2o` protects the newest half as H2O does, `random` protects nothing.
+# of 300 jump programs that the embedded model of notebook 00 solves (stored in
+# `docs/study/results/study`). The controls are grey: `random:h2o` protects the newest half as H2O
+# does, `random` protects nothing. `per_head` lets every KV head evict its own entries.
 # **Predict first:** at 30 % and at 50 % of the entries, how many programs does H2O solve, and how
 # many CAOTE applied to it?
 
@@ -119,13 +126,13 @@ bare = ("h2o@recent=0", "caote:h2o@recent=0")
 stored.solved(stored.stored_summary("study"), (*controls, *applied, *bare), ("30%", "50%"))
 
 # %% [markdown]
-# Applied to H2O, which protects the newest half of its budget, CAOTE makes a large difference at 30
-# % of the entries. At 50 % H2O solves most programs by itself. Without protected tokens
-# (`recent=0`) H2O solves nothing, with or without CAOTE, and TOVA solves nothing either way. Does
-# CAOTE bring the attention output closer to the full cache's? The next cell measures two short
-# programs. *error* is the mean distance of the attention output from full attention, and *KL* says
-# how far the distribution of the next token moves. **Predict first:** which of the two does CAOTE
-# reduce?
+# At 30 % of the entries H2O solves 6 %, and CAOTE applied to it 36 %. At 50 % H2O solves 82 % by
+# itself. It takes score and protection: random eviction with the newest half protected solves
+# nothing, and without protected tokens (`recent=0`) H2O solves nothing, with or without CAOTE. Nor
+# does TOVA, which protects none. Does CAOTE bring the attention output closer to the full cache's?
+# The next cell measures two short programs. *error* is the mean distance of the attention output
+# from full attention, and *KL* says how far the distribution of the next token moves. **Predict
+# first:** which of the two does CAOTE reduce?
 
 # %%
 from classroom import try_methods
@@ -133,15 +140,16 @@ from classroom import try_methods
 try_methods(applied, ["50%"], problems=2, measured=2)
 
 # %% [markdown]
-# For H2O, *error* is about the same with and without CAOTE, and *KL* is a thirtieth. So *where* the
-# error is made matters more than its mean.
+# For H2O, *error* is about the same with and without CAOTE, and *KL* is a thirtieth. So on these
+# programs the mean error does not tell how far the next token's distribution moves. (They say
+# nothing about shares solved: two are too few, and they are shorter than those above.)
 #
 # ## Where arithmetic bends
 #
 # In float32 the printed formula fails when one entry has nearly all attention, which is common: the
 # factor $1/(1-\alpha_j)$ explodes while $X - v_j$ vanishes. The same error can be computed from the
-# output $X'_{-j}$ of the other entries, which is stable: $c_j = \alpha_j \lVert X'_{-j} - v_j
-# \rVert$. **Predict first:** how far above the others must one logit be until the printed form is
+# output $X'$ of the other entries, which is stable: $c_j = \alpha_j \| X' - v_j \|$. **Predict
+# first:** how far above the others must one logit be until the printed form is
 # useless?
 
 # %%
@@ -152,13 +160,13 @@ for gap in (5, 10, 15, 30):
     print(f"one logit {gap} above the others: {wrong[0]:.0e} as printed, {wrong[1]:.0e} stable")
 
 # %% [markdown]
-# At most one entry can have a weight above one half, so the reference (`eviction_error` in
+# At 15 the printed form is off by 9 %, and at 30 it gives no number. At most one entry can have a
+# weight above one half, so the reference (`eviction_error` in
 # `reference/methods/caote.py`) uses the stable form for that entry only.
 #
-# **In three lines.** CAOTE's score is the change of the output when one entry leaves, exact for
-# the weights that it is given. Within one step it gains little, but mistakes add up. With H2O's
-# protection it solves far more programs than H2O at 30 % of the entries, and at 50 % both solve
-# most.
+# **In three lines.** CAOTE's score is the change of the output when one entry is evicted, exact for
+# the weights that it is given. Within one step it gains little. With H2O's protection it solves far
+# more programs than H2O at 30 % of the entries, and at 50 % both solve most.
 #
 # ## Exercises
 #
@@ -172,8 +180,8 @@ far_values = ...
 attempt(1)
 
 # %% [markdown]
-# **2.** Two entries leave together. Write `joint(alpha, values, pair)`: the change of the output
-# when both entries of `pair` leave, without running the softmax again. (Start from
+# **2.** Two entries are evicted together. Write `joint(alpha, values, pair)`: the change of the
+# output without the entries of `pair`, without running the softmax again. (Start from
 # $X' = (X - \sum_{j \in E} \alpha_j v_j) / (1 - \sum_{j \in E} \alpha_j)$.)
 
 

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 a856bcd6
+#   read: 2026-11-25 f84cc500
 # ---
 
 # %% [markdown]
@@ -9,13 +9,17 @@
 # **Question:** H2O keeps the entries that have collected the most attention. Old entries had more
 # time to collect. How unfair is that, and does AhaKV's remedy follow from its theory?
 #
+# [AhaKV](https://arxiv.org/abs/2506.03762) sums attention over the last rows only (a row is the
+# attention of one query), sharpens it by a *step gain* on the logits, and multiplies it by a *value
+# prior*, which favours entries with large values. We know the paper from a summary.
+#
 # ## The bias, in theory
 #
-# Suppose that no position is special: the logits of a row are exchangeable. Row $i$ spreads an
-# attention of 1 over $i$ entries, so each can expect $1/i$. Entry $j$ is seen by the rows
-# $j, \dots, n$:
+# Suppose that no position is special: any order of a row's logits is equally likely. Row $i$
+# spreads an attention of 1 over $i$ entries, so each can expect $1/i$. Entry $j$ is seen by the
+# rows $j, \dots, n$, which give it $S_j$:
 #
-# $$E[S_j] = \sum_{i=j}^{n} \frac{1}{i} = H_n - H_{j-1}, \qquad
+# $$E[S_j] = \sum_{i=j}^{n} \frac{1}{i}, \qquad
 # E[S_{j+1}] - E[S_j] = -\frac{1}{j} \qquad \text{(Eq. 4)}$$
 #
 # The expected sum falls with every position, although no entry is more important than another. Over
@@ -42,15 +46,15 @@ bias.accumulated_attention(
 
 # %% [markdown]
 # Eq. 4 describes the exchangeable attention exactly. In the real model accumulated attention falls,
-# too. But single entries and heads differ by far more than the trend, because positions are not
-# exchangeable there (claim AK-10).
+# too. But neighbours differ by up to a factor of ten, because positions are not exchangeable there
+# (claim AK-10).
 #
 # ## The bias, at work
 #
 # What do methods keep when nothing distinguishes the entries? The next cell prints the shares of
-# the prompt's four quarters that stay, for H2O without and with its protected newest half
-# (`recent=0` removes it), and for AhaKV with the sum over the last 32 rows and over all rows.
-# **Predict first:** which method keeps all quarters alike?
+# the prompt's four quarters that are kept after 144 tokens, with a budget of 75, for H2O without
+# and with its protected newest half (`recent=0` removes it), and for AhaKV with the sum over the
+# last 32 rows and over all rows. **Predict first:** which method keeps all quarters alike?
 
 # %%
 from kvlab.reference import methods, replay
@@ -68,6 +72,8 @@ quarters = np.arange(144).reshape(4, 36)
 }
 
 # %% [markdown]
+# Only AhaKV keeps the first three alike, and it protects the last.
+#
 # ## How flat is attention?
 #
 # If logits are Gaussian with variance $s^2$, the entropy of their softmax over $i$ tokens is about
@@ -81,8 +87,8 @@ quarters = np.arange(144).reshape(4, 36)
 bias.entropy_phases((64, 512, 4096))
 
 # %% [markdown]
-# They part at about half of that. Beyond $2 \ln i$ a handful of tokens has all the weight (the
-# *random energy model* of physics).
+# They part earlier, between 0.4 and 0.8 of $\ln i$, and later for longer texts. Beyond $2 \ln i$
+# (red) a handful of tokens has all the weight (the *random energy model* of physics).
 #
 # The paper multiplies logits by a gain so that $e^{E[H]}$, the effective number of tokens, becomes
 # the budget $k$: $\sqrt{2 \ln (i/k)}$ on the usual logits (SG-softmax, Eq. 12), for the score
@@ -96,11 +102,12 @@ for k in (16, 64, 256, 720):
     print(f"i = 4096, k = {k}: {np.exp(entropy):.0f} effective tokens")
 
 # %% [markdown]
-# The gain reaches $k$ for large budgets only. The reason is $k^2/i$, which the paper does not
-# mention: it is the number of tokens that share the *collision* probability. Where it comes near 1,
-# there are not enough samples to carry the weight.
+# The gain reaches $k$ for large budgets only. The reason, which the paper does not mention, is
+# $k^2/i$, the inverse of $\sum \alpha^2$. Near 1, a few tokens carry most of the weight, and the
+# formula fails.
 #
-# The table has what the theory claims, checked. **Predict first:** the paper's summary says that
+# The table has what the theory claims, checked (places are those of the summary; d: channels of a
+# head). **Predict first:** the paper's summary says that
 # the sharper softmax and the size of the values mitigate the bias. Do they?
 
 # %%
@@ -111,9 +118,9 @@ checks.verdicts("ahakv", tags)
 
 # %% [markdown]
 # Two claims are worth reading twice. AK-2c: sharpening reduces the bias a little, and only where
-# $k$ is a small part of the text; the value prior changes next to nothing. Recent accumulation
-# alone removes the bias. AK-9: while decoding, only B entries compete, wherever the text is, and no
-# interpretation of $i$ gives the promised k.
+# $k$ is a small part of the text; the value prior changes next to nothing. Only recent
+# accumulation removes the bias. AK-9: while decoding, only B entries compete, however long the text
+# is, so no choice of $i$ gives the promised k.
 #
 # ## Does it help?
 #
@@ -132,11 +139,13 @@ specs = (base, *(f"{base},{part}" for part in parts), "random:h2o@recent=16", "h
 stored.solved(stored.stored_summary("ablations"), specs, ("70%", "85%"))
 
 # %% [markdown]
-# At 85 % AhaKV solves more than H2O, which does worse than its own control. At 70 % AhaKV solves
-# nothing. There, summing over *all* rows helps, because the facts stand first in these texts, and a
-# bias towards early tokens keeps them.
+# At 85 % the value prior matters most: without it 42 % are solved, not 64, and without the gain 47.
+# Recent accumulation does not help. AhaKV beats its control, but random eviction with the newest
+# half protected solves as many, and more than H2O. At 70 % AhaKV solves hardly anything. There,
+# summing over *all* rows helps, because the facts stand first in these texts, and a bias towards
+# early tokens keeps them.
 #
-# **In three lines.** Accumulated attention favours old entries, and recent rows alone remove the
+# **In three lines.** Accumulated attention favours old entries, and only recent rows remove the
 # bias. The step gain reaches its target for large budgets only. Whether a bias hurts depends on
 # where a text has what it needs.
 #

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 4ae02af7
+#   read: 2026-11-25 bf833436
 # ---
 
 # %% [markdown]
@@ -9,14 +9,15 @@
 # **Question:** a model that reasons reads a fact once, ignores it for a hundred tokens, and then
 # needs it again. Can an eviction policy see that coming?
 #
-# LazyEviction calls this *token importance recurrence*. It waits before it evicts, and it remembers
-# the longest absence of each entry.
+# [LazyEviction](https://arxiv.org/abs/2506.15969) calls this *token importance recurrence*. It
+# remembers the longest absence of each entry. It waits: only every W tokens it evicts the entries
+# with the lowest scores, and it protects the newest W.
 #
 # ## See it
 #
-# The picture has the attention of one head while the embedded model runs a program with the full
-# cache, row by row. Red lines mark the end of the prompt. Look for columns that are bright, go
-# dark, and light up again.
+# The picture has the largest attention among the query heads of one KV head, row by row, while the
+# embedded model runs a program with the full cache. Red lines mark the end of the prompt. Look for
+# columns that are bright, go dark, and light up again.
 
 # %%
 from classroom import Exercises, model, problem, prompt, stop, tokenizer
@@ -49,8 +50,8 @@ recurrence.lifelines(rows, mine, words)
 # %% [markdown]
 # `c4` is a value, but `a`, `b` and `d` are register names and `=` is a sign, so the text alone does
 # not tell which tokens matter again. The next cell lists the values and labels that came back most
-# often, over all heads. **Predict first:** are they given in the prompt (positions below 90) or
-# results?
+# often, over all heads (steps count written tokens). **Predict first:** are they given in the
+# prompt (positions below 90) or results?
 
 # %%
 print(problem.prompt.strip())
@@ -59,10 +60,13 @@ for each in recurrence.most_recurring(facts, count=5, gap=16):
     print(words[each.position], "at", each.position, "activated at steps", *each.steps)
 
 # %% [markdown]
+# Both: three of the five are results.
+#
 # ## Measure it
 #
 # An entry is *activated* by a token that gives it at least $\alpha$ of its attention. Its *maximum
-# recurrence interval*, MRI, is the longest time between two activations, birth included (Eq. 1).
+# recurrence interval*, MRI, is the longest time between two activations, birth included: it grows
+# when an entry comes back after a longer absence than ever (Eq. 1).
 # The next picture is over 8 problems of the other embedded model, the *reasoner* of chained
 # arithmetic, whose texts have 200 tokens. **Predict first:** how long is the MRI of most entries?
 
@@ -73,6 +77,8 @@ longest = intervals(reasoner_directory(), problems=8, seed=0, threshold=0.01)
 recurrence.interval_histogram(longest)
 
 # %% [markdown]
+# Of the entries that were activated at all, 80 % have an MRI below 37.
+#
 # Finding 2 of the paper: more than 95 % of the tokens become important again (MRI above 1), for
 # $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. Here the share is just above 95 % at $10^{-4}$ and
 # just below it at $5 \cdot 10^{-4}$ (claim LE-13). But at so small an $\alpha$ half of the entries
@@ -86,19 +92,23 @@ for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
     print(f"α = {threshold:g}: MRI > 1 for {recur:.1%}, never activated {never:.1%}")
 
 # %% [markdown]
+# At $\alpha = 0.1$ only 38 % recur.
+#
 # Finding 3: most MRIs are far shorter than the output. The paper sets the window W to the MRI below
-# which 80 % of the entries lie: 175 of 8,000 tokens. Here it is about 35 of 100 at $\alpha = 0.01$
+# which 80 % of the entries lie: 175 of 8,000 tokens. Here it is 37 of about 100 at $\alpha = 0.01$
 # (claim LE-14), so waiting is expensive in such short texts.
 #
 # ## Score it
 #
-# $\Delta$ is the time since the latest activation. The score adds two maps that fall from 1 to 0:
+# $\Delta$ is the time since the latest activation, $\sigma$ the logistic function. The score adds
+# two maps: $H_1$ falls from 1 to 0 with $\Delta / \mathrm{MRI}$, $H_2$ with MRI.
 #
-# $$I = \underbrace{2\sigma\!\left(-\frac{\Delta}{\mathrm{MRI}}\right)}_{H_1:\ \text{overdue?}}
+# $$I = \underbrace{2\sigma\!\left(-\frac{\Delta}{\mathrm{MRI}}\right)}_{H_1:\ \text{expected?}}
 # + \underbrace{2\sigma\!\left(-(\mathrm{MRI} - 1)\right)}_{H_2:\ \text{comes often?}}$$
 #
 # The paper prints $H_2$ as $2\sigma(-1/(\mathrm{MRI}-1))$, which *rises* with MRI (claim LE-1). The
-# authors' code has the form above. **Predict first:** up to which MRI does it tell entries apart?
+# authors' code has the form above, and so has kvlab. **Predict first:** up to which MRI does the
+# code's form tell entries apart?
 
 # %%
 from kvlab.reference.proofs.lazy_eviction import code_h2, printed_h2
@@ -112,9 +122,11 @@ from kvlab.reference.proofs.lazy_eviction import code_h2, printed_h2
 #
 # LazyEviction has two parts, a score and waiting. A synthetic trace separates them: 32 entries come
 # back for ever, 80 % of them within 64 tokens, and all others are used five times and never again.
-# A method that waits 64 tokens holds up to 64 entries more in between, so its budget is smaller by
-# 64. `hits` is the share of returns at which the entry was still there. **Predict first:** which
-# finds what recurs: waiting alone, the score alone, or only both?
+# A method that waits 64 tokens holds up to 64 entries more in between, so its budget is 64 smaller.
+# `hits` is the share of returns at which the entry was still there. `skill` is how far a method
+# came from random eviction (0) to the best keep sets of the same size (100 %), for which one needs
+# to know the future; below 0 it is worse than random eviction. **Predict first:** which finds what
+# recurs: waiting alone, the score alone, or only both?
 
 # %%
 from kvlab.reference import judge, workloads
@@ -136,9 +148,10 @@ replays.judgements(
 )
 
 # %% [markdown]
-# Only both: without waiting (`window=1`) an entry that was seen once has no interval yet, and is
-# evicted. Together they find nearly everything that recurs. But RaaS, which only remembers when an
-# entry was last activated, does a little better with as many entries. The next table is on the
+# Of LazyEviction's parts neither suffices: waiting alone (`h2o@every=64`) finds 20 % and the score
+# alone (`window=1`) 51 %, because an entry that was seen once has no interval yet, and is evicted.
+# Both find 93 %. RaaS, which only remembers when an entry was last activated, finds 97 %. The next
+# table is on the
 # trace of the program above, at 70 %. **Predict first:** which window is best there?
 
 # %%
@@ -156,25 +169,22 @@ policies = [methods.get(spec, budget) for spec in specs]
 replays.judgements(specs, list(judge(trace, policies, threshold=0.01)))
 
 # %% [markdown]
-# `skill` is how far a method came from random eviction (0) to the best keep sets of the same size
-# (100 %), for which one needs to know the future. Compare `skill` and not `mass`, because a method
-# that waits holds more entries in between.
+# Compare `skill` and not `mass`, because a method that waits holds more entries in between.
 #
-# On this one program a window of 8 does as well as H2O. The paper's setting (last row, made for
-# thousands of tokens) does worse than random eviction. So does a window of 48, because a quarter of
-# the entries is then kept for being recent.
+# On this one program a window of 8 does as well as H2O. The paper's setting (last row: W = 25, α =
+# 0.0005, made for thousands of tokens) does worse than random eviction. So does a window of 48.
 #
 # **In three lines.** Tokens become important again after long absences. LazyEviction waits, and
-# evicts entries that have been away for longer than before. In texts of 260 tokens, waiting costs
-# as much as recurrence gains.
+# evicts by how long entries use to be away. On this text of 260 tokens it equals H2O with a window
+# of 8, and loses with longer ones.
 #
 # ## Exercises
 #
 # Puzzle 5 of notebook 11 has the interval (Eq. 1).
 #
 # **1.** Write `importance(elapsed, mri)` with the code's $H_2$ for `mri` of at least 1. Which of
-# two entries goes first: the rare one (MRI 20, last seen 10 steps ago) or the frequent one (MRI 2,
-# last seen 4 steps ago)? Put `"frequent"` or `"rare"` into `first_to_go`.
+# two entries is evicted first: the rare one (MRI 20, last seen 10 steps ago) or the frequent one
+# (MRI 2, last seen 4 steps ago)? Put `"frequent"` or `"rare"` into `first_to_go`.
 
 # %% tags=["exercise"]
 from math import exp

@@ -1,16 +1,17 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 946039c0
+#   read: 2026-11-25 fae1170f
 # ---
 
 # %% [markdown]
 # # 05 DesireKV: two axes, real bits, quadrants
 #
 # **Question:** between 16 bits and nothing there are 8, 4 and 2. Which tokens may be stored
-# coarsely? Is it the unimportant ones?
+# coarsely?
 #
-# DesireKV's answer is no: the *importance* of a token and the *sensitivity* of its key to rounding
-# are two different things, so every token gets one of four treatments.
+# DesireKV evicts unimportant tokens. It stores important ones at 8 bits if their keys are
+# *sensitive* to rounding, else at 4. The prompt and the newest entries keep 16 bits. A token after
+# one of low confidence is never evicted, because there the reasoning may turn.
 #
 # | quadrant | importance | sensitivity | what happens |
 # |---|---|---|---|
@@ -43,15 +44,15 @@ precision.stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
 # %% [markdown]
 # The *outlier score* (Eq. 6, 7) takes the elements that lie more than 1.5 interquartile ranges
 # outside the quartiles, and averages their distance from the mean. Each dot is one key, and ρ is
-# the rank correlation. **Predict first:** does the score tell the error of a key?
+# the rank correlation. **Predict first:** does a higher score mean a larger error?
 
 # %%
 precision.outliers_against_errors(trace.keys, bits=4)
 
 # %% [markdown]
 # It does, but many keys have no element that far out and score exactly 0, although their errors
-# differ. The score measures how large outliers are and not how many there are, though the paper
-# says otherwise (claim DE-3).
+# differ. The paper says that the score counts outliers, too; it measures only how large they are
+# (claim DE-3).
 #
 # ## Two axes
 #
@@ -66,22 +67,25 @@ judged = {f"layer {n}": quadrants(Layer.of(trace, n)) for n in range(trace.shape
 precision.importance_over_sensitivity(judged)
 
 # %% [markdown]
-# They are not: the two axes have little to do with each other, here as in the paper (R² = 0.018,
-# claim DE-7b). The thresholds are medians. **Predict first:** which quadrants are equally full?
+# They are not: the two axes have little to do with each other, here as in the paper, which prints
+# R² = 0.018 (claim DE-7b). The thresholds are medians. **Predict first:** which quadrants are
+# equally full?
 
 # %%
 for name, found in judged.items():
     print(name, found.counts)
 
 # %% [markdown]
-# Opposite quadrants are always equally full (claim DE-7).
+# Opposite quadrants are always equally full, because both axes are divided at their medians (claim
+# DE-7).
 #
 # ## Real bits
 #
 # kvlab packs codes without gaps and counts what is stored: codes, and for every group a scale and a
-# zero point of 16 bits each. The picture shows what five methods hold after the same problem, by
-# position. The red line is the end of the prompt. **Predict first:** which of them hold every
-# position?
+# zero point of 16 bits each. KIVI and DDKS evict nothing and round: KIVI all but the newest, DDKS
+# the less important to 2 bits. RPC evicts by importance and rounds nothing. The picture shows what
+# they hold after the same problem, by position. The red line is the end of the prompt. **Predict
+# first:** which of them hold every position?
 
 # %%
 specs = (
@@ -99,7 +103,8 @@ for spec in specs:
 precision.bits_by_position({name: layers[2] for name, layers in caches.items()}, seen, trace.prompt)
 
 # %% [markdown]
-# **Predict first:** how many bits does an element of `kivi` take, whose codes have 4?
+# The full cache, KIVI and DDKS. Bits are per number of the full cache, so what is evicted counts 0.
+# **Predict first:** how many does `kivi` take, whose codes have 4?
 
 # %%
 for name, layers in caches.items():
@@ -114,8 +119,9 @@ for name, layers in caches.items():
 #
 # ## What it costs
 #
-# The picture has methods whose own rule decides their memory, on jump programs (stored in
-# `docs/study/results/study`). Grey are controls: random eviction of as many entries. **Predict
+# The picture has methods whose own rule decides their memory, on 300 jump programs (stored in
+# `docs/study/results/study`). Names with `random:` are controls: a draw decides what is evicted, or
+# rounded. **Predict
 # first:** which methods solve as much as the full cache?
 
 # %%
@@ -125,9 +131,10 @@ controls = [f"random:{spec}" for spec in specs[2:]]
 stored.solved(stored.stored_summary("study"), (*specs, *controls))
 
 # %% [markdown]
-# DesireKV solves nothing here, and neither do RPC and DDKS. Is eviction to blame, or rounding?
-# `importance_quantile=0` evicts nothing, and 16 bits everywhere round nothing. The next cell
-# measures four short programs. **Predict first:** which of the two saves the programs?
+# None; KIVI solves 84 %, the full cache 98 %. DesireKV solves nothing, and neither do RPC and DDKS.
+# Is DesireKV's eviction to blame, or its rounding? `importance_quantile=0` evicts nothing, and 16
+# bits everywhere round nothing. The next cell measures four short programs. **Predict first:**
+# which of the two saves the programs?
 
 # %%
 from classroom import try_methods
@@ -137,12 +144,13 @@ rounds_only, evicts_only = "importance_quantile=0", "low_bits=16,high_bits=16"
 try_methods([desirekv, f"{desirekv},{rounds_only}", f"{desirekv},{evicts_only}"])
 
 # %% [markdown]
-# In these four programs the bits are harmless. Evicting half of every window fails, because a value
-# that will be needed in 60 tokens seems unimportant now.
+# In these four programs DesireKV's bits are harmless. Evicting half of every window fails, because
+# a value that will be needed later seems unimportant now. (Rounding has its price, too: KIVI loses
+# 14 points, and DDKS, which evicts nothing, everything at 2 bits.)
 #
 # **In three lines.** Importance and sensitivity to rounding are nearly independent here. Bits have
-# to be counted with their scales. In these programs early eviction costs everything, and rounding
-# far less.
+# to be counted with their scales. In these programs DesireKV fails because it evicts, not because
+# it rounds.
 #
 # ## Exercises
 #

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 9af3dd23
+#   read: 2026-11-25 87d54b57
 # ---
 
 # %% [markdown]
@@ -8,9 +8,9 @@
 #
 # **Question:** can you write every part of a KV-cache method yourself, in at most eight lines each?
 #
-# Twelve stubs are empty. `attempt(n)` runs what you wrote on kvlab's published test vectors and
-# says what is wrong. Each wrong attempt prints one more hint. Solutions are in
-# `notebooks/solutions/11_kv_puzzles.py`. `reference/nano.py` has all of these parts in one file.
+# Twelve stubs are empty. `attempt(n)` runs what you wrote, on kvlab's published test vectors, and
+# says what is wrong. Each wrong attempt prints one more hint. `reference/nano.py` has all of these
+# parts in one file.
 #
 # Shapes: `G` KV heads, `rho` query heads per KV head, `m` queries of the newest block, `n` entries,
 # `d` channels.
@@ -49,9 +49,9 @@ attempt(2)
 
 # %% [markdown]
 # **3. CAOTE's eviction error.** The weights `h` `[n]` add up to 1 and mix the values `[n, d]`. If
-# one entry leaves and the other weights are divided by their sum, by how much does the output move
-# (L2 norm)? Return the answer for every entry, `[n]` (Eq. 8). The vectors leave out entries with
-# nearly all the weight, for which the printed formula loses its digits (notebook 02).
+# one entry is evicted and the other weights are divided by their sum, by how much does the output
+# move (L2 norm)? Return the answer for every entry, `[n]` (Eq. 8). No entry of the test vectors has
+# nearly all the weight, because there the printed formula loses its digits (notebook 02).
 
 
 # %% tags=["exercise"]
@@ -73,8 +73,8 @@ attempt(4)
 # %% [markdown]
 # **5. LazyEviction's recurrence interval.** `stamp` `[G, n]` is the step at which an entry was last
 # activated, `interval` `[G, n]` its longest time between two activations so far (MRI, Eq. 1). At
-# `step` the entries marked by `active` `[G, n]` are activated. Return the new `stamp` and
-# `interval`.
+# `step` the entries that `active` `[G, n]` marks are activated. (A new entry has the stamp of the
+# step before, and the interval 0.) Return the new `stamp` and `interval`.
 
 
 # %% tags=["exercise"]
@@ -84,10 +84,10 @@ def recur(stamp, interval, active, step): ...
 attempt(5)
 
 # %% [markdown]
-# **6. A keep set with ties.** Return, in ascending order, the indices that stay in one KV head: all
-# `protected` entries `[n]` and the `room` entries with the highest `scores` `[n]` among the others.
-# Of two equal scores the *later* entry stays, because it is newer. Scores may be infinite, and room
-# may exceed the number of entries.
+# **6. A keep set with ties.** Return, in ascending order, the indices that one KV head keeps: all
+# that `protected` `[n]` marks, and of the others the `room` ones with the highest `scores` `[n]`.
+# Of two equal scores the *later* entry is kept, because it is newer. Scores may be infinite, and
+# room may exceed the number of entries.
 
 
 # %% tags=["exercise"]
@@ -97,7 +97,7 @@ def keep_set(scores, protected, room): ...
 attempt(6)
 
 # %% [markdown]
-# **7. Compaction.** Each KV head keeps entries of its own, `keep` `[G, kept]`. Take them out of
+# **7. Compaction.** Each KV head keeps entries of its own, `keep` `[G, kept]`. Select them in
 # every array `[G, n, ...]`: keys, values, positions and all that a method remembers. Return a
 # tuple.
 
@@ -110,8 +110,9 @@ attempt(7)
 
 # %% [markdown]
 # **8. Rotation after eviction.** RoPE turns channel $c$ and channel $c + d/2$ of a query as a pair,
-# by the angle position · `frequencies[c]`. The text has `seen` tokens so far, the cache still holds
-# the entries at `kept` positions. Rotate the next token's query `[d]`. (There are no published
+# by the angle position · `frequencies[c]`. The text has had `seen` tokens, numbered from 0, and the
+# cache still holds those at the positions `kept`. Their keys were rotated by their positions in the
+# text. Rotate the next token's query `[d]`, so that distances are right. (There are no published
 # vectors for this one. The check compares with `nano.rotate`.)
 
 
@@ -122,9 +123,9 @@ def rotate(query, kept, seen, frequencies): ...
 attempt(8)
 
 # %% [markdown]
-# **9. A page table.** Memory is cut into pages, `memory` `[pages, page, G, d]`. `table[p]` says
-# which page holds the positions from p · page on, and −1 says that they were evicted. Return the
-# positions `[n]` that are left, ascending, and their vectors `[n, G, d]`.
+# **9. A page table.** Memory is cut into pages of `page` places, `memory` `[pages, page, G, d]`.
+# `table[p]` is the page that holds the positions p · page to (p + 1) · page − 1, or −1 if they were
+# evicted. Return the positions `[n]` that are kept, ascending, and their vectors `[n, G, d]`.
 
 
 # %% tags=["exercise"]
@@ -134,7 +135,7 @@ def gather(memory, table): ...
 attempt(9)
 
 # %% [markdown]
-# **10. A code of 4 bits.** Each row of `x` `[rows, group]` is stored as whole numbers from 0 to
+# **10. A code of few bits.** Each row of `x` `[rows, group]` is stored as whole numbers from 0 to
 # $2^{bits} - 1$, so that scale · code + zero is off by at most half a step. Return codes
 # `[rows, group]`, scale and zero point `[rows, 1]`. A row may be constant.
 
@@ -148,7 +149,7 @@ attempt(10)
 # %% [markdown]
 # **11. AhaKV's step gain.** Logits are multiplied by $\sqrt{2 \ln(i/k)}$ before the softmax, where
 # `i` `[m]` counts the tokens that compete and `k` is the budget (Eq. 12). Where no more than `k`
-# tokens compete, nothing has to be sharpened. Return the factors `[m]`.
+# tokens compete, the factor is 1. Return the factors `[m]`.
 
 
 # %% tags=["exercise"]
@@ -179,8 +180,8 @@ attempt(12)
 # **Predict first:** how many of the twenty programs does random eviction solve, and how many H2O?
 #
 # Your score is given `received` and `positions` `[G, n]`, the newest block's `attention`
-# `[G, rho, m, n]` and `values` `[G, n, d]`. It returns `[G, n]`, and the highest stay. The stub is
-# H2O's own score. (`race(score, rivals=())` runs your score alone, in a third of the time.)
+# `[G, rho, m, n]` and `values` `[G, n, d]`. It returns `[G, n]`, and the highest are kept. The stub
+# is H2O's own score. (`race(score, rivals=())` runs your score alone, in a third of the time.)
 
 
 # %%
@@ -194,10 +195,10 @@ def score(received, attention, values, positions):
 race(score)
 
 # %% [markdown]
-# The first row equals H2O's until you change the stub. Brackets hold 95 % intervals. Twenty
-# programs show only large differences: 5 points more than CAOTE may be luck. With 200 problems
-# `kvlab compare` makes the intervals three times narrower (notebook 07 gives your score a name for
-# it).
+# Both solve none, and CAOTE applied to H2O a quarter. The first row equals H2O's until you change
+# the stub. Brackets hold 95 % intervals, columns are as in notebook 01. Twenty programs show only
+# large differences: 5 points more than CAOTE may be luck. With 200 problems `kvlab compare` makes
+# the intervals three times narrower (notebook 07 gives your score a name for it).
 #
 # **In three lines.** A method needs few parts, and each is a few lines of NumPy. Mistakes hide in
 # ties, masks and positions after eviction. A score counts only if it beats random eviction with the

@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 """Largest difference of one output computed in two orders in float64, for values of size 1."""
 
 
-def output_is_dense_attention_without_the_evicted(make: Make, budget: int, stream: Stream) -> str:
+def output_is_dense_attention_the_evicted_masked(make: Make, budget: int, stream: Stream) -> str:
     """The output equals attention over everything seen, the evicted entries masked out."""
     for result in run_stream(make(budget), stream):
         clock = result.seen.clock
@@ -58,16 +58,18 @@ def keep_sets_are_ascending_and_entries_keep_their_positions(
     return ""
 
 
-def due_steps_leave_at_most_the_budget(make: Make, budget: int, stream: Stream) -> str:
+def due_steps_keep_at_most_the_budget(make: Make, budget: int, stream: Stream) -> str:
     """After a step that selects, min(n, budget) entries are left."""
     for result in run_stream(make(budget), stream):
         n, left = result.seen.positions.shape[1], len(result.cache)
         if result.keep is not None and left != min(n, budget):
-            return f"token {result.seen.clock.seen - 1}: {left} of {n} entries, budget {budget}"
+            return (
+                f"token {result.seen.clock.seen - 1}: {left} of {n} entries kept, budget {budget}"
+            )
     return ""
 
 
-def whole_length_changes_nothing(make: Make, budget: int, stream: Stream) -> str:
+def a_budget_of_the_whole_text_evicts_nothing(make: Make, budget: int, stream: Stream) -> str:
     """With a budget of the whole length, every entry stays."""
     for result in run_stream(make(stream.tokens), stream):
         if len(result.cache) != result.seen.clock.seen:
@@ -82,7 +84,7 @@ def heads_may_be_reordered(make: Make, budget: int, stream: Stream) -> str:
     for one, other in zip(run_stream(make(budget), stream), turned, strict=True):
         token = one.seen.clock.seen - 1
         if not np.array_equal(one.cache.positions[order], other.cache.positions):
-            return f"token {token}: other entries stay"
+            return f"token {token}: other entries are kept"
         if np.abs(one.output[order] - other.output).max() > ROUNDING:
             return f"token {token}: other outputs"
     return ""
@@ -112,10 +114,10 @@ def failed_steps_change_nothing(make: Make, budget: int, stream: Stream) -> str:
 PROMISES: Mapping[str, Callable[[Make, int, Stream], str]] = {
     function.__name__.replace("_", " "): function
     for function in (
-        output_is_dense_attention_without_the_evicted,
+        output_is_dense_attention_the_evicted_masked,
         keep_sets_are_ascending_and_entries_keep_their_positions,
-        due_steps_leave_at_most_the_budget,
-        whole_length_changes_nothing,
+        due_steps_keep_at_most_the_budget,
+        a_budget_of_the_whole_text_evicts_nothing,
         heads_may_be_reordered,
         failed_steps_change_nothing,
     )

@@ -22,10 +22,10 @@ PLAIN = BUDGETED + SELF_SIZED + GRANULAR
 """Methods that read what came, uncoded."""
 
 HELD = {
-    "output is dense attention without the evicted": PLAIN,
+    "output is dense attention the evicted masked": PLAIN,
     "keep sets are ascending and entries keep their positions": ALL + GRANULAR + CODED_AND_BUDGETED,
-    "due steps leave at most the budget": BUDGETED,  # pages round it: see `test_granularity`
-    "whole length changes nothing": BUDGETED + GRANULAR + CODED_AND_BUDGETED,
+    "due steps keep at most the budget": BUDGETED,  # pages round it: see `test_granularity`
+    "a budget of the whole text evicts nothing": BUDGETED + GRANULAR + CODED_AND_BUDGETED,
     "heads may be reordered": tuple(
         spec for spec in PLAIN + CODED_AND_BUDGETED if spec not in RANDOM
     ),
@@ -141,10 +141,10 @@ class Loud(Score):
 
 
 BROKEN = {
-    "output is dense attention without the evicted": tova(evict_before_attend=True),
+    "output is dense attention the evicted masked": tova(evict_before_attend=True),
     "keep sets are ascending and entries keep their positions": tova(precision=Ahead()),
-    "due steps leave at most the budget": one_more,
-    "whole length changes nothing": leaves_early,
+    "due steps keep at most the budget": one_more,
+    "a budget of the whole text evicts nothing": leaves_early,
     "heads may be reordered": tova(
         score=Broken(lambda x, seen: x * (1 + np.arange(len(x))[:, None] * seen.positions))
     ),

@@ -1,5 +1,6 @@
 """Pages of the site from the executed notebooks in ``build/notebooks`` (``make notebooks``)."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ sys.path.append(str(ROOT / "notebooks"))
 from exercises import read  # noqa: E402  (the notebooks' own)
 
 SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
+PAGES = {path.stem[:2]: f"{path.stem}.md" for path in SOURCES.glob("[0-9][0-9]_*.py")}
+MENTION = re.compile(r"\b(?P<claim>(?:AK|CA|DE|LE)-\d+[a-z]?)\b|\bnotebook (?P<number>\d\d)\b")
+"""Claims and other notebooks, which a page links."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -39,14 +43,15 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
     exercises = iter(read(name).values())
     heading, _, introduction = title.source.partition("\n")
     parts = [
+        "---\nhide: [toc]\n---",
         heading,
         '<p class="kvlab-downloads" markdown>Run it: [notebook]'
         f"({name}.ipynb) · [script]({name}.py) · [how](../use.md#notebooks)</p>",
-        introduction.strip(),
+        MENTION.sub(linked, introduction.strip()),
     ]
     for cell in cells:
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(MENTION.sub(linked, cell.source))
         elif "exercise" in cell.metadata.get("tags", []):
             hints, solution, check = next(exercises)
             parts += [
@@ -57,6 +62,13 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
         else:
             parts += [fence(cell.source), *outputs(cell)]
     return "\n\n".join(parts) + "\n"
+
+
+def linked(mention: re.Match[str]) -> str:
+    """Link a claim, or another notebook."""
+    claim, number = mention["claim"], mention["number"]
+    place = f"../claims.md#{claim.lower()}" if claim else PAGES[number]
+    return f"[{mention[0]}]({place})"
 
 
 def fence(text: str, language: str = "python", heading: str = "", kind: str = "") -> str:

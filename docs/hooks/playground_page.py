@@ -51,7 +51,8 @@ QUESTIONS = {
         "one that it needed next."
     ),
     "h2o": (
-        "Set recent to 0: which tokens are evicted first now, and does the answer survive a smaller budget?"
+        "Set recent to 0: which tokens are evicted first now, and does the answer survive a "
+        "smaller budget?"
     ),
     "tova": "Follow one fact: how many tokens after its last use is it evicted?",
     "snapkv": (

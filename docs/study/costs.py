@@ -86,7 +86,9 @@ def servings(plans: Mapping[str, Plan]) -> Table:
         Column("entries", lambda each: each[1].held.peak, ","),
         Column("per sequence, GB", lambda each: each[1].sequence_bytes / GB, ".2f"),
         Column("sequences that fit", lambda each: plans[each[0]].largest_batch, ","),
-        Column("a step, ms", lambda each: 1e3 * each[1].decode_seconds / each[1].generated, ".1f"),
+        Column(
+            "mean step, ms", lambda each: 1e3 * each[1].decode_seconds / each[1].generated, ".1f"
+        ),
         Column("tokens/s", lambda each: each[1].tokens_per_second, ",.0f"),
     )
     return tabulate(filled.items(), columns)

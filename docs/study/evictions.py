@@ -66,7 +66,7 @@ def scores_and_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Pic
     for axes, score, name in ((left, h, "attention"), (right, eviction_error(h, values), "CAOTE")):
         lowest = score.argmin()
         axes.loglog(score, errors, "o", markersize=3, alpha=0.6)
-        axes.plot(score[lowest], errors[lowest], "v", color=RED, label="leaves")
+        axes.plot(score[lowest], errors[lowest], "v", color=RED, label="evicted")
         axes.set(xlabel=f"{name}'s score")
     right.plot(*[[errors.min(), errors.max()]] * 2, linewidth=0.8, color=GREY, label="equal")
     left.set_ylabel("change of the output, recomputed")
@@ -88,13 +88,13 @@ def losses(heads: Sequence[Head], shares: Sequence[float]) -> Table:
         found = [choice(head, share) for head in heads]
         attention, error, common = np.concatenate(found, axis=1)
         row = {
-            "leaves": f"{share:.0%}" if share else "one entry",
-            "in common": f"{common.mean():.0%}",
+            "evicted": f"{share:.0%}" if share else "one entry",
+            "same entries": f"{common.mean():.0%}",
             "change, by attention": f"{100 * attention.mean():.2g} %",
             "change, by CAOTE": f"{100 * error.mean():.2g} %",
-            "saved": f"{1 - error.mean() / attention.mean():.0%}",
-            "steps where less": f"{(error < attention).mean():.0%}",
-            "steps where more": f"{(error > attention).mean():.0%}",
+            "less by": f"{1 - error.mean() / attention.mean():.0%}",
+            "queries with less": f"{(error < attention).mean():.0%}",
+            "with more": f"{(error > attention).mean():.0%}",
         }
         rows.append(row)
     return tabulate(rows, [Column(heading) for heading in rows[0]])

@@ -19,31 +19,31 @@ assert not broken, "; ".join(broken)
 
 # %% 2
 # - `state.entries` has your column, and `state.with_entries(name=array)` replaces it.
-# - A query looks at an entry if the mean over the query heads, axis 1, is at least 0.05.
+# - A query attends to an entry if the mean over the query heads, axis 1, is at least 0.05.
 # - Add up over the queries of the block, and add the sum to what was there.
 @dataclass(frozen=True)
-class LongestLooked(Score):
+class LongestSeen(Score):
     @property
     def columns(self):
-        return {"looks": Column("queries that looked at the entry")}
+        return {"queries": Column("queries that attend to the entry")}
     def observe(self, state, seen):
-        looked = (seen.attention.mean(axis=1) >= 0.05).sum(axis=1)
-        return state.with_entries(looks=state.entries["looks"] + looked)
+        attending = (seen.attention.mean(axis=1) >= 0.05).sum(axis=1)
+        return state.with_entries(queries=state.entries["queries"] + attending)
     def score(self, state, seen, candidates, room):
-        return state.entries["looks"]
+        return state.entries["queries"]
 # check
 from kvlab.reference import Source, random_stream, run_stream
-def looking(budget):
-    return Policy("looks", LongestLooked(), EveryBlock(), Edges(), Entries(budget), Full())
-broken = [f"{each.promise}: {each.objection}" for each in check_promises(looking) if each.objection]
+def counting(budget):
+    return Policy("long seen", LongestSeen(), EveryBlock(), Edges(), Entries(budget), Full())
+broken = [f"{each.promise}: {each.objection}" for each in check_promises(counting) if each.objection]
 assert not broken, "; ".join(broken)
-stream = random_stream(Source("looks"), prompt=0, generated=24)
-results = list(run_stream(looking(100), stream))
+stream = random_stream(Source("long seen"), prompt=0, generated=24)
+results = list(run_stream(counting(100), stream))
 counted = sum(
     np.pad((each.seen.attention.mean(axis=1) >= 0.05).sum(axis=1), ((0, 0), (0, 24 - n)))
     for n, each in enumerate(results, start=1)
 )
-scores = np.asarray(looking(100).score.score(results[-1].cache.state, results[-1].seen, None, 0))
+scores = np.asarray(counting(100).score.score(results[-1].cache.state, results[-1].seen, None, 0))
 assert scores.shape == counted.shape, f"The scores have the shape {scores.shape}"
 wrong = np.argwhere(scores != counted)
 head, entry = wrong[0] if len(wrong) else (0, 0)
