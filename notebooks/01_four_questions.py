@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 fa602329
+#   read: 2026-11-25 d0d5ad58
 # ---
 
 # %% [markdown]
@@ -86,14 +86,14 @@ replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.pr
 # half of the budget is protected and the oldest entries had more time to collect attention
 # (notebook 03). TOVA reads the attention of the current token alone and protects no entry.
 # LazyEviction decides only every 16 tokens. The text below shows what one KV head of layer 1 held
-# when the first wrong token was written, with a dot for each evicted entry. **Predict first:**
-# which entry did H2O miss, and why had it been evicted?
+# of the prompt when the first wrong token was written, with a dot for each evicted entry. **Predict
+# first:** which entry did H2O miss, and why had it been evicted?
 
 # %%
 tokens = [tokenizer.id_to_token(int(token)).replace("\n", "⏎") for token in trace.tokens]
 for name in ("h2o", "streaming_llm"):
     held = layers[1][shown.index(name)].present(mistaken[name] - 1)[1][: mistaken[name]]
-    print(f"{name}:", *(tokens[n] if there else "·" for n, there in enumerate(held)))
+    print(f"{name}:", *(tokens[n] if held[n] else "·" for n in range(trace.prompt)))
 
 # %% [markdown]
 # With the full cache, this head attends only to the register that the running line names. H2O had

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 befb4a04
+#   read: 2026-11-25 0cdc9349
 # ---
 
 # %% [markdown]
@@ -64,7 +64,7 @@ evictions.scores_by_entry(alpha, values)
 from kvlab.reference.models import reasoner_directory
 from study import checks
 
-tags = ("CA-1", "CA-2", "CA-7", "CA-7b", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
+tags = ("CA-1", "CA-2", "CA-7b", "CA-4c", "CA-8d")
 checks.verdicts("caote", tags)
 
 # %% [markdown]

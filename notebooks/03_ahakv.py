@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 f84cc500
+#   read: 2026-11-25 c08fdb66
 # ---
 
 # %% [markdown]
@@ -106,14 +106,14 @@ for k in (16, 64, 256, 720):
 # $k^2/i$, the inverse of $\sum \alpha^2$. Near 1, a few tokens carry most of the weight, and the
 # formula fails.
 #
-# The table has what the theory claims, checked (places are those of the summary; d: channels of a
-# head). **Predict first:** the paper's summary says that
-# the sharper softmax and the size of the values mitigate the bias. Do they?
+# The table has what the theory claims, checked (places are those of the summary). **Predict
+# first:** the paper's summary says that the sharper softmax and the size of the values mitigate the
+# bias. Do they?
 
 # %%
 from study import checks
 
-tags = ("AK-1", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-5", "AK-8", "AK-9")
+tags = ("AK-1", "AK-2", "AK-2c", "AK-4", "AK-9")
 checks.verdicts("ahakv", tags)
 
 # %% [markdown]

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 bf833436
+#   read: 2026-11-25 9bdf79b8
 # ---
 
 # %% [markdown]
@@ -50,11 +50,10 @@ recurrence.lifelines(rows, mine, words)
 # %% [markdown]
 # `c4` is a value, but `a`, `b` and `d` are register names and `=` is a sign, so the text alone does
 # not tell which tokens matter again. The next cell lists the values and labels that came back most
-# often, over all heads (steps count written tokens). **Predict first:** are they given in the
-# prompt (positions below 90) or results?
+# often, over all heads, on the program of notebook 00 (steps count written tokens). **Predict
+# first:** are they given in the prompt (positions below 90) or results?
 
 # %%
-print(problem.prompt.strip())
 facts = [each for each in entries if words[each.position][1:].isdigit()]
 for each in recurrence.most_recurring(facts, count=5, gap=16):
     print(words[each.position], "at", each.position, "activated at steps", *each.steps)
