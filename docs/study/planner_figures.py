@@ -123,7 +123,7 @@ ROWS = {"full": "FullKV", "tova": "TOVA", "lazy_eviction": "LazyEviction"}
 def printed_milliseconds(length: int, spec: str) -> tuple[float, str]:
     """Return Table 8's figure at a budget of half the length, and a note on the figure.
 
-    One of nine rows contradicts itself; its throughput agrees with Table 7 (claim LE-12c).
+    One of nine rows contradicts itself (claim LE-12c): its throughput counts, the note has both.
     """
     throughput, latency = TABLES["throughput"][str(length)][ROWS[spec]]
     if abs(throughput * latency / 1000 - 1) <= 0.01:

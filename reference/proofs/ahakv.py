@@ -181,9 +181,8 @@ def sharpening_lessens_the_bias() -> Finding:
 
 @PAPER.printed("AK-16", "Failure signatures and Next check 1, on Fig. 2c", Verdict.EMBEDDED_ALONE)
 def kept_positions_are_more_uniform() -> Finding:
-    """H2O keeps early tokens above all, AhaKV keeps a more uniform distribution of positions.
-
-    A quarter of a text is kept; even would be half of it from the first half.
+    """H2O keeps early tokens above all, AhaKV keeps a more uniform distribution of positions. (A
+    quarter is kept; the newest 32 tokens, which AhaKV protects, do not count; even would be 50 %.)
     """
     r, found = 32, []
     for head in observe_heads(MODEL):
