@@ -355,8 +355,11 @@ class Playground {
 
   /** Scroll so far that the text is in view, below the tour if that stands above it. */
   reveal() {
-    const top = this.tour.root.hidden || getComputedStyle(this.tour.root).position === "fixed" ? this.toolbar : this.tour.root;
-    if (this.left.text.root.getBoundingClientRect().bottom > innerHeight) top.scrollIntoView();
+    const tour = this.tour.root, shown = this.left.text.root.getBoundingClientRect().bottom;
+    if (!tour.hidden && getComputedStyle(tour).position === "fixed") {
+      const hidden = this.left.likely.getBoundingClientRect().bottom - tour.getBoundingClientRect().top;
+      if (hidden > 0) scrollBy(0, hidden);
+    } else if (shown > innerHeight) (tour.hidden ? this.toolbar : tour).scrollIntoView();
   }
 
   /** Run slowly, until the first wrong token; a reader who wants no motion has to ask for it. */
