@@ -167,7 +167,7 @@ variants(
 # An engine can also keep single entries and move the survivors together, so that the last blocks
 # become empty. That costs a read and a write per moved entry, and the table then needs the position
 # of every entry, because a page is no run of positions any more. The fewest moves fill the holes in
-# the blocks that stay with the entries of the blocks that go:
+# the blocks that are kept with the entries of the blocks that are freed:
 
 
 # %%
@@ -188,8 +188,8 @@ print(f"96 of 160 places in use: {len(found)} moves; blocks {needed(places[None]
 # head, which needs a table per head, or positions per entry and head, as `kvlab.fast` keeps them.
 #
 # **In three lines.** A block comes back as a whole or not at all. Eviction frees blocks if whole
-# pages leave, and for all heads together. Moving the survivors frees them, too, at the price of
-# copies.
+# pages are evicted, and for all heads together. Moving the survivors frees them, too, at the price
+# of copies.
 #
 # ## Exercise
 #

@@ -50,7 +50,7 @@ def judged(case: Case, e: Expected, x: np.ndarray, limit: float = np.inf) -> tup
     """Return the rules of others that an output breaks, and its largest error.
 
     flashinfer-bench asks for NEAR absolutely or relatively, of all elements or of 95 %; and of keep
-    sets for the sorted scores at the indices (who stays, where the case gives none); SOL-ExecBench
+    sets for the sorted scores at the indices (else for what is kept); SOL-ExecBench
     for NEAR of both together, of 99 %; gpuemu for a limit. Equal infinities are right.
     """
     pair = [e.value, x]

@@ -61,8 +61,8 @@ UNKNOWN = "?"
 """Marks a row of which that is not known."""
 
 BUDGET_CAPTION = (
-    f"{EXCEEDED}: held more entries than the budget, because it evicts only now and then or only "
-    "after the prompt, or protects more entries"
+    f"{EXCEEDED}: held more entries than the budget, because it evicts only every few tokens or "
+    "only after the prompt, or protects more entries"
 )
 """What the mark means."""
 

@@ -1,5 +1,5 @@
 # %% 1
-# - An entry that left after token left[j] was still seen by that token.
+# - An entry that was evicted after token left[j] was still seen by that token.
 # - Compare left with the index of each row, and sum what is present over the entries.
 import numpy as np
 def mass(attention, left):

@@ -82,10 +82,11 @@ def given(
 check("lazy_eviction.observe", given, minimise=False).raise_for_failures()
 
 # %% 6
-# - Order all entries from the first to leave to the last: by protection first, then by score.
+# - Order all entries from the first to evict to the last: by protection first, then by score.
 # - `np.lexsort` orders by two keys, the last one first. It leaves equals in their order, so the
 #   later of two equals comes later.
-# - How many of the first leave, if there is room for all? The others are wanted in ascending order.
+# - How many of the first are evicted, if there is room for all? The others are wanted in
+#   ascending order.
 def keep_set(scores, protected, room):
     order = np.lexsort((scores, protected))
     leave = max(len(order) - room - protected.sum(), 0)

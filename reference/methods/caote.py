@@ -181,7 +181,7 @@ class Caote(Wrapper):
     """How errors of a query group combine. ``attention``: error of the group's mean attention;
     ``layer``: L2 over all query heads, one keep set per layer."""
     several: Literal["independent", "sequential", "joint_greedy"] = "independent"
-    """How to choose more than one victim at once."""
+    """How to choose several entries to evict at once."""
     normalize_over: Literal["present", "candidates"] = "present"
     """Entries over which the wrapped score is divided by its sum."""
     pool: int | None = None

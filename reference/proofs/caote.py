@@ -240,7 +240,7 @@ def joint_eviction_in_closed_form() -> Finding:
     )
 
 
-@PAPER.ours("CA-4c", "Appendix A", Verdict.EXAMPLE, "several victims at once")
+@PAPER.ours("CA-4c", "Appendix A", Verdict.EXAMPLE, "several entries at once")
 def independent_scores_can_miss_the_best_set() -> Finding:
     """Evicting the k > 1 entries with the smallest single scores need not change the output least;
     Appendix A says that it scores them one by one, as an approximation.
@@ -307,7 +307,7 @@ def _changed_choice(transform: Callable[[int, int], int]) -> str:
             after = _victims([transform(h, constant) for h in scores], values)
             if before.isdisjoint(after):
                 return (
-                    f"scores {scores}, values {values}: entry {min(before) + 1} goes; with "
+                    f"scores {scores}, values {values}: entry {min(before) + 1} is evicted; with "
                     f"{constant} added, entry {min(after) + 1}"
                 )
     return ""
@@ -393,10 +393,10 @@ def block_scores_sum_to_the_block() -> Finding:
     return exhaustive("weights 1 to 3, m up to 3: a row adds 1, m rows add m; one row is TOVA's")
 
 
-@PAPER.printed("CA-14", "Eq. 6", Verdict.REFUTED, "who may go")
+@PAPER.printed("CA-14", "Eq. 6", Verdict.REFUTED, "what may be evicted")
 def eviction_chooses_by_scores() -> Finding:
     """Of the b + m entries the b with the best scores are retained; Eq. 6 searches j in 1 … b. (For
-    ease of notation the paper assumes that no new entry leaves.)
+    ease of notation the paper assumes that no new entry is evicted.)
     """
     wrong = _wrong_choice(lambda b, m: b)
     assumed = _wrong_choice(lambda b, m: b, new_stay=True)
@@ -624,9 +624,9 @@ def smaller_blocks_are_better() -> Finding:
 
 @PAPER.printed("CA-21", "Appendix A", Verdict.REFUTED)
 def every_task_improves() -> Finding:
-    """Although it scores entries that leave together one by one, CAOTE improves all tasks. (Read as
-    every task of every row of Tables 2, 3, 7 and 8 that our copy gives in full, with CAOTE and with
-    FastCAOTE.)
+    """Although it scores entries that are evicted together one by one, CAOTE improves all tasks.
+    (Read as every task of every row of Tables 2, 3, 7 and 8 that our copy gives in full, with CAOTE
+    and with FastCAOTE.)
     """
     gains = [
         (f"{name}{kind}, task {task}", with_it - alone)

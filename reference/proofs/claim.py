@@ -40,7 +40,7 @@ class Verdict(StrEnum):
     NOT_FOUND = "not found on our models"
     """A printed measurement on other models that none of ours shows."""
     REFUTED = "refuted as printed"
-    """A counterexample was found; if a reading makes it true, that reading was checked too."""
+    """A counterexample was found; if an interpretation makes it true, that was checked too."""
 
     @property
     def fails(self) -> bool:

@@ -165,10 +165,10 @@ def histories(largest: int) -> list[tuple[int, int]]:
     return sorted(product(range(1, largest + 1), range(largest + 1)), key=sum)
 
 
-@PAPER.ours("LE-1c", "Eq. 2, how much H2's reading matters", Verdict.VERIFIED, "H2", "H1")
+@PAPER.ours("LE-1c", "Eq. 2, how much H2's interpretation matters", Verdict.VERIFIED, "H2", "H1")
 def reading_of_h2_decides() -> Finding:
-    """Where MRIs are small, the reading of H2 decides which entries are kept: at a mean MRI of 3,
-    two thirds of the kept entries differ. The code's −1 in H1 changes under a tenth of any sample.
+    """Where MRIs are small, the interpretation of H2 decides what is kept: at a mean MRI of 3, two
+    thirds of the kept entries differ. The code's −1 in H1 changes under a tenth of any sample.
 
     Half of the entries is kept, Δ geometric with mean MRI; chance keeps 0.5 in common.
     """
@@ -514,8 +514,8 @@ def heuristic_misses_the_optimum() -> Finding:
             victim = scores.index(min(scores))
             if errors[victim] > errors[best]:
                 return example(
-                    f"attention {weights}, values {values}, (MRI, Δ) {history}: the method drops "
-                    f"entry {victim + 1} (error {errors[victim]}), dropping {best + 1} costs "
+                    f"attention {weights}, values {values}, (MRI, Δ) {history}: the method evicts "
+                    f"entry {victim + 1} (error {errors[victim]}), evicting {best + 1} costs "
                     f"{errors[best]}"
                 )
     return refuted("the heuristic finds every optimum")

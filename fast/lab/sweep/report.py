@@ -190,7 +190,7 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
         yield tabulate(own, (METHOD, *figures))
     if solving and any(point.figures for point in each.points):
         drawing = solved_over_memory(each, curves)
-        yield Drawing(f"{name}-memory", "Problems solved over the memory that is left", drawing)
+        yield Drawing(f"{name}-memory", "Problems solved over the memory that is kept", drawing)
     along = {measure.name for measure in ALONG}
     if tests := [test for test in each.tests if test.measure not in along]:
         yield Heading("Pairs on the same problems", 3)
