@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 5826c21b
+#   read: 2026-11-25 1f895604
 # ---
 
 # %% [markdown]
@@ -129,7 +129,8 @@ costs.time_of_steps(full)
 # ## What eviction would bring
 #
 # Suppose that a quarter of the entries is enough, as for the method H2O, which keeps the entries
-# with the largest sums of attention; or that all are kept with 4 bits instead of 16, as for KIVI. A
+# with the largest sums of attention; or that all are kept with 4 bits instead of 16, as for KIVI
+# (with scales, and the newest entries at 16). A
 # tenth of the memory stays free. **Predict first:** how many more sequences of 16,896 tokens fit?
 
 # %%
@@ -145,9 +146,9 @@ plans = {
 costs.servings(plans)
 
 # %% [markdown]
-# A step of more sequences takes longer, because it reads more caches. But it reads the weights once
-# for all of them, so the device writes more tokens a second. H2O also reads its sums. KIVI stores a
-# scale with every group of codes, and its newest entries with 16 bits.
+# A step reads all caches, but the weights once for all sequences: the more sequences share the
+# memory, the more tokens a second the device writes. H2O's caches are full early, so its mean step
+# reads most.
 #
 # **In three lines.** The cache holds a key and a value per token, layer and KV head. In long texts
 # it outgrows the weights, and reading it takes most of a step's time. The other notebooks ask which
@@ -155,7 +156,7 @@ costs.servings(plans)
 #
 # ## Exercises
 #
-# `print(shape)` and `print(HARDWARE["h200"])` show what a shape and a device know.
+# A shape knows its `heads`, `kv_heads`, `token_bytes` and `weight_bytes`, a device its `memory`.
 #
 # **1.** Llama 3.1 8B lets 4 query heads share a KV head. Write `without_grouping(shape)`: the bytes
 # per token of the same model with one KV head per query head.

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 d0d5ad58
+#   read: 2026-11-25 be0d3cd9
 # ---
 
 # %% [markdown]
@@ -61,8 +61,8 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
     print(f"{spec:14} {len(written.session.caches[0])} entries, {steps:2} steps right: … {end}")
 
 # %% [markdown]
-# Only `caote:h2o` solves it. H2O wrote `b` after `L4`, where line L4 has `c`. StreamingLLM wrote
-# `c` where line L6 has `b`.
+# Only `caote:h2o` solves it. (The last token is written and not read, so `full` holds 261 of 262.)
+# H2O wrote `b` after `L4`, where line L4 has `c`. StreamingLLM wrote `c` where line L6 has `b`.
 #
 # ## Watch it evict
 #
@@ -129,7 +129,7 @@ try_methods(specs, ["70%"])
 # ## Exercises
 #
 # **1.** Write `spec`, in registry syntax: H2O that decides every 16 generated tokens, and whose 8
-# newest entries are protected.
+# newest entries are protected (no blanks).
 
 # %% tags=["exercise"]
 spec = ...

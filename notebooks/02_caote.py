@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 0cdc9349
+#   read: 2026-11-25 ce4ee1ac
 # ---
 
 # %% [markdown]
@@ -31,7 +31,7 @@ values = np.array([[9.0, 1.0], [1.0, -2.0], [1.0, 1.0]])
 evictions.moved_outputs(alpha, values)
 
 # %% [markdown]
-# **Predict first:** which entry has the least weight, and which the least change?
+# **Predict first:** which entry would attention evict, and which CAOTE?
 
 # %%
 evictions.scores_by_entry(alpha, values)
@@ -69,7 +69,7 @@ checks.verdicts("caote", tags)
 
 # %% [markdown]
 # All but CA-8d, which is about FastCAOTE: it uses the plain mean of all values in place of $X$.
-# **Predict first:** what share of CAOTE's operations does this save, for n entries of d channels?
+# **Predict first:** what share of CAOTE's arithmetic does this save, for n entries of d channels?
 
 # %%
 print(checks.explanation("CA-8d"))
@@ -155,12 +155,12 @@ try_methods(applied, ["50%"], problems=2, measured=2)
 # %%
 from kvlab.reference.proofs.caote import printed_float32, relative_error, stable_float32
 
-for gap in (5, 10, 15, 30):
+for gap in (5, 10, 15, 17):
     wrong = [relative_error(form, gap) for form in (printed_float32, stable_float32)]
     print(f"one logit {gap} above the others: {wrong[0]:.0e} as printed, {wrong[1]:.0e} stable")
 
 # %% [markdown]
-# At 15 the printed form is off by 9 %, and at 30 it gives no number. At most one entry can have a
+# At 15 the printed form is off by 9 %, and at 17 it divides by zero. At most one entry can have a
 # weight above one half, so the reference (`eviction_error` in
 # `reference/methods/caote.py`) uses the stable form for that entry only.
 #
@@ -180,8 +180,8 @@ far_values = ...
 attempt(1)
 
 # %% [markdown]
-# **2.** Two entries are evicted together. Write `joint(alpha, values, pair)`: the change of the
-# output without the entries of `pair`, without running the softmax again. (Start from
+# **2.** Two entries are evicted together. Write `joint(alpha, values, pair)`: the change (L2 norm)
+# of the output without the entries of `pair`, without running the softmax again. (Start from
 # $X' = (X - \sum_{j \in E} \alpha_j v_j) / (1 - \sum_{j \in E} \alpha_j)$.)
 
 

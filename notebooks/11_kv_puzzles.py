@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 87d54b57
+#   read: 2026-11-25 22f8bbc4
 # ---
 
 # %% [markdown]
@@ -10,7 +10,7 @@
 #
 # Twelve stubs are empty. `attempt(n)` runs what you wrote, on kvlab's published test vectors, and
 # says what is wrong. Each wrong attempt prints one more hint. `reference/nano.py` has all of these
-# parts in one file.
+# parts: try without looking.
 #
 # Shapes: `G` KV heads, `rho` query heads per KV head, `m` queries of the newest block, `n` entries,
 # `d` channels.

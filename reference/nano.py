@@ -393,7 +393,7 @@ def main() -> None:
             right = (generate(model, method(budget), p, len(s), s[-1]) == s for p, s in texts)
             print(f"{sum(right):4}", end="", flush=True)
         print()
-    print("random:h2o to fast_caote:h2o protect the newest half of the budget, those below do not")
+    print("random:h2o to fast_caote:h2o protect the budget's newest half, those below less or more")
 
 
 if __name__ == "__main__":

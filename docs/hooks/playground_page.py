@@ -200,12 +200,13 @@ def place(path: Path) -> str:
     return f"modules[{json.dumps(path.relative_to(SOURCES).as_posix())}]"
 
 
-def main() -> None:
+def build_alone(**options: Any) -> None:
     """Build the page of the playground alone, without notebooks or PyTorch."""
-    kept = "/*\n!/playground/\n!/stylesheets/\n!/javascripts/"
-    hooks, nav = [str(Path(__file__))], [{"Playground": "playground/index.md"}]
-    build(load_config(hooks=hooks, nav=nav, exclude_docs=kept, plugins=["search"]))
+    others = {each.name for each in DOCS.iterdir()} - {"playground", "stylesheets", "javascripts"}
+    options |= {"exclude_docs": "\n".join(f"/{name}" for name in sorted(others))}
+    options |= {"hooks": [str(Path(__file__))], "nav": [{"Playground": "playground/index.md"}]}
+    build(load_config(plugins=[], **options))
 
 
 if __name__ == "__main__":
-    main()
+    build_alone()

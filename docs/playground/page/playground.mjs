@@ -83,7 +83,7 @@ class Playground {
     this.budgetTold = element("output", { for: "pg-budget", "aria-live": "off" }, "The model is being loaded.");
     this.second = element("button", { type: "button", onclick: () => this.compare() });
     this.against = element("button", {
-      type: "button", title: "Random eviction under the same protection, schedule and budget", onclick: () => this.change({ with: this.control }),
+      type: "button", title: "Random eviction under the same protection, schedule and budget", onclick: () => { this.tour.root.hidden = true; this.change({ with: this.control }); },
     }, "Compare with its control");
     this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
@@ -176,7 +176,7 @@ class Playground {
 
   remember() {
     clearTimeout(this.remembering);
-    location.replace(`#${writeAddress(this.state, location)}`);
+    history.replaceState(null, "", `#${writeAddress(this.state, location)}`); // unlike location.replace, no hashchange
   }
 
   /** Write the state into the address once the reader pauses. */
@@ -362,11 +362,11 @@ class Playground {
     } else if (shown > innerHeight) (tour.hidden ? this.toolbar : tour).scrollIntoView();
   }
 
-  /** Run slowly, until the first wrong token; a reader who wants no motion has to ask for it. */
-  demonstrate() {
+  /** Run slowly until a block, or the first wrong token; a reader who wants no motion has to ask for it. */
+  demonstrate(goal = Infinity) {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
     if (this.left.run) this.prepare();
-    this.play();
+    this.play(goal);
     this.rate = SPEEDS["30 tokens/s"];
   }
 

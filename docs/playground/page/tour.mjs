@@ -7,7 +7,7 @@ const LINE = 9; // tokens of a written line
 /** Each step: what it says of the page, and the block that it shows; the first one plays the run. */
 const STEPS = [
   [() => "A language model reads the program below and writes out every line that runs. Its cache keeps an entry of each token: green is kept, "
-    + "struck out is evicted."],
+    + "paler is evicted by some heads, struck out by all."],
   [(page) => `The budget of ${page.budget} entries is used up. From here on H2O evicts an entry for every token that is read: the one with the least `
     + "attention so far. The newest half of the budget is protected.",
   (page) => Math.min(...page.left.run.left.flat().flatMap((left) => [...left.values()]))],
@@ -43,7 +43,7 @@ export class Tour {
     if (block) await page.compute();
     if (this.index !== index) return;
     this.tell(says(page));
-    if (!block) return page.demonstrate();
+    if (!block) return page.demonstrate(page.budget - page.prompt.length);
     page.go(block(page));
     page.reveal();
   }

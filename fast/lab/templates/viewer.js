@@ -532,6 +532,7 @@ function theme() {
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
 find("about").textContent = `${timeline.model}: what each method keeps of the same prompt. A token counts as activated from attention ${timeline.threshold} on. kvlab ${timeline.kvlab}.`;
+if (lastStep < 30) find("speed").value = "2";
 fill(find("layer"), runs[0].layers.length, (index) => runs[0].layers[index]);
 fill(find("head"), runs[0].kv_heads, (index) => index);
 find("step").max = lastStep;
