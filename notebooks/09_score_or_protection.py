@@ -28,17 +28,18 @@ prediction = {
 # programs.
 
 # %%
+import classroom
 from kvlab.fast.lab.sweep.compare import run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.sweep.summary import summarise
-from kvlab.fast.lab.tables import Table
+from study import stored
 
 PROTECTIONS = ("nothing", "first4", "newest50%")
 SCORES = ("random", "value_norm", "h2o", "caote:h2o")
 
 
-def solved(scores, protections, budget="50%"):
-    """Return how many of twelve programs each score solves under each protection."""
+def under(scores, protections, budget="50%"):
+    """Let each score solve twelve programs under each protection."""
     sweep = Sweep(
         methods=tuple(f"{score}@protected={each}" for each in protections for score in scores),
         budgets=(budget,),
@@ -48,12 +49,11 @@ def solved(scores, protections, budget="50%"):
         to_first_error=True,
     )
     (found,) = summarise(run_in_memory(sweep))
-    return {tuple(each.method.split("@protected=")): sum(each.outcomes) for each in found.points}
+    return found
 
 
-counts = solved(SCORES, PROTECTIONS)
-rows = [[score, *(str(counts[score, each]) for each in PROTECTIONS)] for score in SCORES]
-Table(("score", *PROTECTIONS), rows)
+found = under(SCORES, PROTECTIONS)
+stored.solved(found, [each.method for each in found.points])
 
 # %% [markdown]
 # Neither the score nor the protection does it alone: no score solves a program without the newest
@@ -61,9 +61,10 @@ Table(("score", *PROTECTIONS), rows)
 # solves some. Twelve programs are few: a count of 6 has a 95 % interval from 3 to 9.
 
 # %%
-given = {key: number for key, number in prediction.items() if number is not ...}
-for key, number in given.items():
-    print(f"{key[0]} with {key[1]} protected: predicted {number}, found {counts[key]}")
+counts = {tuple(each.method.split("@protected=")): sum(each.outcomes) for each in found.points}
+for key, number in prediction.items():
+    predicted = "nothing" if number is ... else number
+    print(f"{key[0]} with {key[1]} protected: predicted {predicted}, found {counts[key]}")
 
 # %% [markdown]
 # ## The control of a method
@@ -75,5 +76,5 @@ for key, number in given.items():
 #
 # - A method's result depends on its score **and** on its protection.
 # - Only the gain over random eviction with the same protection is due to the score.
-# - Which of the two decides depends on how often a text repeats what is needed.
-# - All scores under all protections, on two models, are in `docs/score_or_protection.md`.
+# - Which of the two decides depends on how often a text repeats what is needed; all scores under all
+#   protections, on two models, are in `docs/score_or_protection.md`.
