@@ -81,7 +81,7 @@ checks.vector_groups(report)
 # %% [markdown]
 # ## Classic bugs
 #
-# Of equal scores the *later* entry stays, protected entries always do, and the result is ascending.
+# Of equal scores the *later* entry is kept, protected ones always are; the result is ascending.
 # Here are a right version and three plausible ones. **Predict first:** which kinds of cases does
 # each of the three fail?
 

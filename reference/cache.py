@@ -1,4 +1,4 @@
-"""The cache of one layer: keys, values, positions and per-entry state, which leave together."""
+"""The cache of one layer: keys, values, positions and state per entry, evicted together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -101,7 +101,7 @@ class LayerCache:
         )
 
     def compact(self, keep: Int[Array, "G kept"]) -> "LayerCache":
-        """Return the cache of these entries alone; entries leave in no other way."""
+        """Return the cache of these entries alone; nothing else evicts an entry."""
         if keep.shape[1] == len(self):
             return self
         kept = np.arange(len(keep))[:, None], keep

@@ -1,4 +1,4 @@
-"""What leaves together: the entries of a page, or an entry in all KV heads of a layer.
+"""What is evicted together: the entries of a page, or an entry in all KV heads of a layer.
 
 Engines keep the cache in pages of some 16 tokens and can only free a page that no head reads any
 more. Here a page is a run of consecutive positions, p·page to (p + 1)·page − 1. The rules of a
@@ -120,7 +120,7 @@ class Pages(Budget):
         return places - safe_pages * self.page
 
     def places(self, seen: Observation) -> int:
-        """Return how many entries the pages that stay have room for."""
+        """Return how many entries the kept pages have room for."""
         return self.budget // self.page * self.page
 
     def check(self, protect: Protect, prompt: int) -> None:

@@ -39,7 +39,7 @@ def output_is_dense_attention_the_evicted_masked(make: Make, budget: int, stream
 def keep_sets_are_ascending_and_entries_keep_their_positions(
     make: Make, budget: int, stream: Stream
 ) -> str:
-    """Keep sets ascend strictly inside the cache; positions and state leave with their entries."""
+    """Keep sets ascend strictly inside the cache; evictions take positions and state along."""
     for result in run_stream(make(budget), stream):
         token, cache = result.seen.clock.seen - 1, result.cache
         if result.keep is not None:
@@ -70,7 +70,7 @@ def due_steps_keep_at_most_the_budget(make: Make, budget: int, stream: Stream) -
 
 
 def a_budget_of_the_whole_text_evicts_nothing(make: Make, budget: int, stream: Stream) -> str:
-    """With a budget of the whole length, every entry stays."""
+    """With a budget of the whole length, every entry is kept."""
     for result in run_stream(make(stream.tokens), stream):
         if len(result.cache) != result.seen.clock.seen:
             return f"token {result.seen.clock.seen - 1}: {len(result.cache)} entries are left"

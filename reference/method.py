@@ -38,7 +38,7 @@ class Example:
     spec: str
     """The method in registry syntax."""
     budget: int | None = 12
-    """Entries that may stay; None where the method sizes itself."""
+    """Entries that are kept at most; None where the method sizes itself."""
     shared: bool = True
     """Whether the tests that all methods share run it; if it takes a budget, it must work with any
     budget of at least six entries."""
@@ -68,7 +68,7 @@ class Method(ABC):
     """Whether a budget has to be given; the others state their memory by their own parameters.
     Where an option decides, `needs_budget` is overridden."""
     examples: ClassVar[tuple[Example, ...]] = ()
-    """Cases for tests and test vectors, main reading first; empty: the method with its defaults."""
+    """Cases for tests and test vectors, main interpretation first; if empty, the defaults."""
     compared: ClassVar[tuple[str, ...]] = ()
     """Specifications for comparisons on texts of some 200 tokens, as those of the embedded model;
     empty: the method with its defaults."""
@@ -104,7 +104,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Wrapper(Method):
-    """A method around the score of another, as in ``caote:h2o``."""
+    """A method applied to the score of another, as in ``caote:h2o``."""
 
     base: Method
 
@@ -119,7 +119,7 @@ class Wrapper(Method):
 
 @dataclass(frozen=True)
 class CommonOptions(Wrapper):
-    """A method with the options of every method: what is protected, what leaves together."""
+    """A method with the options of every method: what is protected, what is evicted together."""
 
     name = "every method"
 
@@ -133,7 +133,7 @@ class CommonOptions(Wrapper):
     """What is protected instead of the method's own choice (``own``): ``nothing``, or ``first4``,
     ``newest16``, ``prompt``, joined by ``+``; ``newest50%``: of the budget, rounded up."""
     page: int = 1
-    """Consecutive positions that leave together, as from an engine's block table."""
+    """Consecutive positions that are evicted together, as from an engine's block table."""
     page_score: PageScore = "mean"
     """How the scores of a page's entries are joined; sums rank complete pages as means do."""
     kv_heads: KVHeads = "head"

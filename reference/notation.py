@@ -30,4 +30,4 @@ Marks = Bool[Array, "G n"]
 """Marks of some entries: true for a marked entry."""
 
 KeepSet = Int[Array, "G kept"]
-"""Indices of the entries that stay, ascending; every KV head keeps equally many."""
+"""Indices of the kept entries, ascending; every KV head keeps equally many."""

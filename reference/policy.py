@@ -2,7 +2,7 @@
 
 | question | answered by |
 |---|---|
-| What is an entry worth? | `Score`, and a `Budget` that says how many may stay |
+| What is an entry worth? | `Score`, and a `Budget` that says how many may be kept |
 | When does it evict? | `Schedule` |
 | Which entries are protected? | `Protect` |
 | How precisely is it kept? | `Precision` |
@@ -86,8 +86,8 @@ class Score(ABC):
         Args:
             state: what `observe` made of all blocks so far.
             seen: the current block.
-            candidates: entries that may leave; scores elsewhere are ignored.
-            room: how many candidates may stay.
+            candidates: entries that may be evicted; scores elsewhere are ignored.
+            room: how many candidates may be kept.
         """
 
     def retention(
@@ -167,10 +167,10 @@ class Protect(ABC):
 
     @abstractmethod
     def safe(self, seen: Observation) -> Marks:
-        """Mark the entries that must stay."""
+        """Mark the protected entries."""
 
     def count(self, prompt: int) -> int:
-        """Return the number of entries that are always safe, for a prompt of this length."""
+        """Return the number of entries that are always protected, for a prompt of this length."""
         return 0
 
     def with_edges(self, edges: "Edges") -> "Protect":
@@ -179,11 +179,11 @@ class Protect(ABC):
 
 
 class Budget(ABC):
-    """How many entries may stay?"""
+    """How many entries may be kept?"""
 
     @abstractmethod
     def room(self, seen: Observation, safe: Marks) -> int:
-        """Say how many entries may stay besides the protected ones, in layer ``seen.layer`` of
+        """Say how many entries may be kept besides the protected ones, in layer ``seen.layer`` of
         ``seen.layers``.
         """
 
@@ -193,7 +193,7 @@ class Budget(ABC):
 
 
 Stored = tuple[LayerCache, Int[Array, "G stays"]]
-"""A cache at lower precision, and the indices of its entries that stay."""
+"""A cache at lower precision, and the indices of the entries that are kept."""
 
 
 class Precision:
@@ -313,7 +313,7 @@ class EveryGenerated(Schedule):
 
 @dataclass(frozen=True)
 class Nobody(Protect):
-    """Every entry may leave."""
+    """Every entry may be evicted."""
 
     def safe(self, seen: Observation) -> Marks:
         return np.zeros(seen.positions.shape, dtype=bool)
@@ -358,7 +358,7 @@ class Edges(Protect):
 
 @dataclass(frozen=True)
 class ProtectedByEither(Protect):
-    """Whatever one of two protections keeps safe."""
+    """Every entry that either of two protections marks."""
 
     one: Protect
     other: Edges
@@ -372,7 +372,7 @@ class ProtectedByEither(Protect):
 
 @dataclass(frozen=True)
 class Unlimited(Budget):
-    """Everything stays."""
+    """Every entry is kept."""
 
     def room(self, seen: Observation, safe: Marks) -> int:
         return safe.shape[1]

@@ -34,7 +34,7 @@ def budget_entries(budget: int | str, length: int) -> int:
 
 
 def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
-    """Rank entries from the first to go, 0, to the last; of equal scores the later stays."""
+    """Rank entries from the first to evict, 0, to the last; of equal scores the later is kept."""
     order = np.argsort(scores, axis=-1, kind="stable")
     ranks = np.empty_like(order)
     np.put_along_axis(ranks, order, np.arange(scores.shape[-1]), axis=-1)
@@ -44,7 +44,7 @@ def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
 def keep_set(
     scores: Float[Array, "G n"], safe: Bool[Array, "G n"], room: int
 ) -> Int[Array, "G kept"]:
-    """Return the indices that stay, ascending: the protected entries and the ``room`` best others.
+    """Return the indices to keep, ascending: the protected entries and the ``room`` best others.
 
     Raises:
         ValueError: if a score that is compared is NaN, or heads differ in their protected entries.

@@ -1,6 +1,6 @@
 """The step of one layer: append, attend, observe, encode and, if due, select, store and compact.
 
-`look` does all that comes before an entry leaves, `apply` the rest, for any keep set.
+`look` does all that comes before an eviction, `apply` the rest, for any keep set.
 """
 
 from collections.abc import Callable
@@ -39,20 +39,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Decision:
-    """Who stays, and why."""
+    """What is kept, and why."""
 
     candidates: Marks
-    """Entries that may leave."""
+    """Entries that may be evicted."""
     room: int
-    """How many candidates stay."""
+    """How many candidates are kept."""
     scores: Scores | None
-    """None if nothing has to leave."""
+    """None if nothing has to be evicted."""
     keep: KeepSet
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a block saw in one layer, before any entry leaves."""
+    """What a block saw in one layer, before any entry is evicted."""
 
     output: Float[Array, "G rho m d"]
     """Attention output over all present entries."""
@@ -71,7 +71,7 @@ class StepResult:
     cache: LayerCache
     seen: Observation
     keep: KeepSet | None = None
-    """Indices that stayed, into the entries of ``seen``; None if the step was not due."""
+    """Indices of the kept entries of ``seen``; None if the step was not due."""
     decision: Decision | None = None
     """The policy's own decision, if the step was due."""
 
@@ -109,7 +109,7 @@ def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
 
 
 def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
-    """Store and compact: the entries of ``keep`` stay, and those that the precision adds."""
+    """Store and compact: keep the entries of ``keep``, and those that the precision adds."""
     output, seen = looked.output, looked.seen
     cache, keep = policy.precision.store(looked.cache, seen, keep)
     if policy.evict_before_attend:
@@ -149,7 +149,7 @@ def _observe_attention(
 
 
 def select(policy: Policy, state: State, seen: Observation) -> Decision:
-    """Decide who stays: the protected entries and the best of the rest."""
+    """Decide what is kept: the protected entries and the best of the rest."""
     safe = policy.protect.safe(seen)
     candidates = ~safe
     open_entries = int(candidates.sum(axis=-1).max())

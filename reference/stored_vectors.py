@@ -144,7 +144,7 @@ class StoredVectors:
         )
 
     def take(self, keep: Int[Array, "G kept"]) -> "StoredVectors":
-        """Return the storage of these entries alone; the others leave memory."""
+        """Return the storage of these entries alone; the others are freed."""
         kept = np.arange(len(keep))[:, None], keep
         vectors, table, row = self.vectors[kept], self.table[kept], self.row[kept]
         return replace(self, vectors=vectors, table=table, row=row)._without_unused_rows()

@@ -32,7 +32,7 @@ class Stream:
     blocks: tuple[int, ...]
     """Tokens of each block."""
     first: int = 0
-    """Position of the first token; if it is not 0, all tokens before it have left the cache."""
+    """Position of the first token; if it is not 0, all tokens before it were evicted."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
     layer: int = 0

@@ -21,7 +21,7 @@ GRANULAR = (
     "random:caote:tova@heads=layer,recent=3",
     "snapkv@window=4,kv_heads=layer,page=4,page_score=max",
 )
-"""Methods whose entries leave page by page, or in all heads at once."""
+"""Methods whose entries are evicted page by page, or in all heads at once."""
 
 CODED = (
     "full@precision=fp8",

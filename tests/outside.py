@@ -46,7 +46,7 @@ class Looks(Method):
     share: float = 0.05
     """Share of a query's attention that is a look."""
     recent: int = 4
-    """Newest entries that are safe."""
+    """Newest entries that are protected."""
 
     name = "looks"
     source = "nowhere"
@@ -85,7 +85,7 @@ class Pyramid(Method):
     """Looks, with more entries in earlier layers."""
 
     recent: int = 4
-    """Newest entries that are safe."""
+    """Newest entries that are protected."""
 
     name = "pyramid"
 

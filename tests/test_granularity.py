@@ -1,4 +1,4 @@
-"""What leaves together: pages and heads, by hand and on random streams."""
+"""What is evicted together: pages and heads, by hand and on random streams."""
 
 from itertools import product
 

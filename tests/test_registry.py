@@ -228,7 +228,7 @@ def test_options_are_checked_however_a_method_is_made():
             methods.lookup("snapkv")(window="wide")
 
 
-# --- who is safe: options of every method --------------------------------------------------------
+# --- what is protected: options of every method --------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -18,12 +18,12 @@ READ = re.compile(r"^(?:# *)?read: 20\d\d-\d\d-\d\d ([0-9a-f]{8})\n", re.MULTILI
 
 
 def prose(path):
-    """Return a page, or the docstrings and messages of a module."""
+    """Return a page, or the docstrings and messages of a module: as they are, then in one line."""
     text = path.read_text("utf-8")
-    if path.suffix != ".py" or path.parent.name == "notebooks":
-        return text
-    texts = (each.value for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Constant))
-    return "\n".join(each for each in texts if isinstance(each, str) and " " in each)
+    if path.suffix == ".py" and path.parent.name != "notebooks":
+        texts = (each.value for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Constant))
+        text = "\n".join(each for each in texts if isinstance(each, str) and " " in each)
+    return text + "\n" + re.sub(r"\s*\n[\s#/*:]*", " ", text)
 
 
 def test_no_text_has_words_that_a_first_reader_held_against_it():

@@ -209,7 +209,7 @@ def located(target: Target, link: Link) -> str:
 
 
 def errata(meta: Meta) -> str:
-    """List what the checks refuted, and every reading with the option that gives another."""
+    """List what the checks refuted, and every interpretation with the option that gives another."""
     names = [meta["method"], *meta.get("also", ())]
     readings = methods.divergences(names[0])
     parts = []
@@ -232,7 +232,7 @@ def errata(meta: Meta) -> str:
 
 
 def divergence(each: Divergence) -> str:
-    """Write one reading."""
+    """Write one interpretation."""
     rows = (
         ("paper", each.paper),
         ("elsewhere", each.elsewhere),

@@ -91,7 +91,7 @@ def band_of(name: str) -> str:
 def drawn_packages(graph: Graph) -> Mapping[str, str]:
     """Return the package of each module; what the kernels may use is a package of its own.
 
-    The lab's modules that lie in none of its packages serve them all, and are not drawn.
+    The lab's modules that are in none of its packages serve them all, and are not drawn.
     """
     packages = {name: package(name) for name in graph}
     for name, own in packages.items():

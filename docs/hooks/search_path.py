@@ -1,4 +1,4 @@
-"""Imports `study`, which lies beside the hooks' folder, so that the other hooks find it.
+"""Imports `study`, which is beside the hooks' folder, so that the other hooks find it.
 
 MkDocs forgets what a hook adds to the search path; a package that is imported stays.
 """

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 PROMPT, BUDGET = 12, 12
-"""Tokens that are read, and entries that may stay."""
+"""Tokens that are read, and entries that are kept at most."""
 DEEPEST, SHORTEST = 4, 4
 """How deep calls are followed, and how many lines a function has that is shown."""
 

@@ -1,4 +1,4 @@
-/** The cache of one layer: keys, values, positions and state, which leave together; as reference/cache.py. */
+/** The cache of one layer: keys, values, positions and state, which are evicted together; as reference/cache.py. */
 
 import { take } from "./selection.mjs";
 import { StoredVectors } from "./stored_vectors.mjs";
@@ -57,7 +57,7 @@ export class LayerCache {
     );
   }
 
-  /** Return the cache of these entries alone: the only way by which an entry leaves. */
+  /** Return the cache of these entries alone: the only way by which an entry is evicted. */
   compact(keep) {
     const entries = mapValues(this.state.entries, (column) => take(column, keep));
     return new LayerCache(

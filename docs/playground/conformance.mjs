@@ -128,7 +128,7 @@ function storedParts(cache) {
   };
 }
 
-/** Who stays at which precision. */
+/** What is kept at which precision. */
 function store(x, p, policy) {
   const nothing = StoredVectors.empty(x.keys.length), seen = observationOf(x, p);
   const cache = new LayerCache(nothing.append(x.keys), nothing.append(x.values), x.positions, new State());

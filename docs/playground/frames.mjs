@@ -2,7 +2,7 @@
 
 import { reduceRows } from "./windows.mjs";
 
-/** What became of an entry: nothing was decided, it is protected, it was chosen, or it goes. */
+/** What became of an entry: nothing was decided, it is protected, it was chosen, or it is evicted. */
 export const UNDECIDED = 0;
 export const SAFE = 1;
 export const CHOSEN = 2;
@@ -10,7 +10,7 @@ export const GONE = 3;
 
 /**
  * Picture the result of a step, per KV head: `positions`, `fates`, `scores` (NaN where nobody was
- * rated), `bits` (mean of key and value, 0 for what goes) and `attention` of the block's last query.
+ * rated), `bits` (mean of key and value, 0 for what is evicted) and `attention` of the block's last query.
  */
 export function picture({ seen, cache, keep, safe, scores }) {
   return seen.positions.map((positions, g) => {

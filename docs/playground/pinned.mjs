@@ -1,4 +1,4 @@
-/** A policy under which some tokens never leave, on top of what it keeps: the page's experiment. */
+/** A policy under which some tokens are never evicted, on top of what it keeps: the page's experiment. */
 
 import { Protect } from "./policy.mjs";
 

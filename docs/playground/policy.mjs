@@ -119,7 +119,7 @@ export class EveryGenerated {
 
 /** Which entries are protected? */
 export class Protect {
-  /** Entries that are always safe once they exist, for a prompt of this length. */
+  /** Entries that are always protected once they exist, for a prompt of this length. */
   count() {
     return 0;
   }
@@ -130,7 +130,7 @@ export class Protect {
   }
 }
 
-/** Every entry may leave. */
+/** Every entry may be evicted. */
 export class Nobody extends Protect {
   says = "Nothing is protected.";
 
@@ -177,7 +177,7 @@ export class Edges extends Protect {
   }
 }
 
-/** Whatever one of two protections keeps safe. */
+/** Every entry that either of two protections marks. */
 export class Both extends Protect {
   constructor(one, other) {
     super();
@@ -197,7 +197,7 @@ export class Both extends Protect {
 
 // --- budgets -------------------------------------------------------------------------------------
 
-/** Everything stays. */
+/** Every entry is kept. */
 export class Unlimited {
   says = "Every entry is kept.";
 

@@ -1,4 +1,4 @@
-/** Who stays: the only place that chooses entries; as reference/selection.py. */
+/** What is kept: the only place that chooses entries; as reference/selection.py. */
 
 /** Convert a budget into entries: "30%" is that share of `length`, rounded up. */
 export function budgetEntries(budget, length) {
@@ -21,14 +21,14 @@ export function orderByScore(scores, indices) {
   return [...indices].sort(compare);
 }
 
-/** Rank entries from the first to go, 0, to the last; of equal scores the later stays. */
+/** Rank entries from the first to evict, 0, to the last; of equal scores the later is kept. */
 export function rank(scores) {
   const ranks = new Array(scores.length);
   orderByScore(scores, scores.keys()).forEach((index, place) => { ranks[index] = place; });
   return ranks;
 }
 
-/** Indices that stay in every KV head, ascending: the protected entries and the `room` best of the rest. */
+/** Indices to keep in every KV head, ascending: the protected entries and the `room` best of the rest. */
 export function keepSet(scores, safe, room) {
   const counts = safe.map((marks) => marks.filter(Boolean).length);
   if (counts.some((count) => count !== counts[0])) {

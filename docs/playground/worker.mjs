@@ -4,7 +4,7 @@
  * - `{ type: "load", config, tokenizer, weights }`: the model; weights are its safetensors in base64.
  * - `{ type: "run", id, method, budget, prompt, most, pinned }`: a run; of several, the first goes on first.
  * - `{ type: "until", id, count }`: let that run go on until so many blocks were read.
- * - `{ type: "drop", id }`: forget that run.
+ * - `{ type: "drop", id }`: discard that run.
  *
  * Messages from it: `{ id, frame }` after every block, `{ id, end }` after the last one, and
  * `{ id, error }`.

@@ -38,7 +38,7 @@ def smallest_failure(report: Report) -> str:
 
 
 def explanation(tag: str) -> str:
-    """Check one claim; say statement, verdict, evidence, counterexample and reading in words."""
+    """Check one claim; tell statement, verdict, evidence, counterexample and interpretation."""
     (claim,) = (each for each in claims() if each.tag == tag)
     found = claim.check()
     parts = {

@@ -100,7 +100,7 @@ MEANING = {
     "attention": "attention itself",
     "observe": "update what is remembered",
     "score": "rate the entries",
-    "select": "find who goes",
+    "select": "find what to evict",
     "move": "move the survivors together",
     "quantise": "quantise",
 }

@@ -81,7 +81,7 @@ def losses(heads: Sequence[Head], shares: Sequence[float]) -> Table:
 
     Args:
         heads: heads of one text.
-        shares: shares of the entries that leave together; 0 for a single one.
+        shares: shares of the entries that are evicted together; 0 for a single one.
     """
     rows = []
     for share in shares:

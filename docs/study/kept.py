@@ -17,7 +17,7 @@ from kvlab.reference.simulator.timeline import Run
 KEPT = "#4c78c8"
 """A blue that shows on white and on dark grey; fewer bits are paler."""
 GONE = (0.55, 0.55, 0.55, 0.4)
-"""Colour of an entry that was there and has left."""
+"""Colour of an entry that was evicted."""
 
 
 def kept_bits(run: Run) -> Float[Array, "t s"]:

@@ -21,10 +21,10 @@ CONDITIONS = {
     "desirekv": "interval=32,selector=8,group=32",
     "ahakv": "recent=16",
 }
-"""Periods and windows that fit texts of 400 to 700 tokens, the same for both readings."""
+"""Periods and windows that fit texts of 400 to 700 tokens, the same for both interpretations."""
 
 MANY_AT_ONCE = {"several": "every=16"}
-"""Options that only matter when several entries leave at once."""
+"""Options that only matter when several entries are evicted at once."""
 
 BARE = {"caote:tova": "caote:h2o"}
 """Compositions that are another interpretation of a composition."""
@@ -32,7 +32,7 @@ BARE = {"caote:tova": "caote:h2o"}
 
 @dataclass(frozen=True)
 class Pair:
-    """Two readings of one point, in registry syntax."""
+    """Two interpretations of one point, in registry syntax."""
 
     option: str
     """The other interpretation, as its divergence lists it."""
@@ -73,10 +73,10 @@ def pair(option: str) -> Pair:
 
 
 def differences(summary: TaskSummary, compared: Iterable[Pair]) -> Iterator[Difference]:
-    """Compare both readings of every pair, problem by problem, at every budget.
+    """Compare both interpretations of every pair, problem by problem, at every budget.
 
     Raises:
-        ValueError: if a reading did not run on every problem.
+        ValueError: if an interpretation did not run on every problem.
     """
     for each in compared:
         budgets = sorted(set(summary.budgets.values()))

@@ -46,7 +46,7 @@ class Grid(Table):
 
 
 def answers(policies: Sequence[Policy]) -> Grid:
-    """List how policies answer the four questions; the budget says how many may stay."""
+    """List how policies answer the four questions; the budget says how many may be kept."""
     questions = ("score", "schedule", "protect", "budget", "precision")
     rows = [
         (policy.name, *(described(getattr(policy, question)) for question in questions))
@@ -98,11 +98,11 @@ def judgements(names: Sequence[str], judged: Sequence[Sequence[Judgement]]) -> T
 
 
 def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:
-    """Draw every entry of one KV head from its birth to the token after which it left.
+    """Draw every entry of one KV head from its birth to the token after which it was evicted.
 
     Args:
-        left: by the name of the panel, index of that token for every entry; t if the entry stayed
-            to the end.
+        left: by the name of the panel, index of that token for every entry; t if the entry was
+            kept to the end.
         prompt: tokens of the prompt; a vertical line marks its end.
     """
     columns = min(3, len(left))
@@ -118,7 +118,7 @@ def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:
         axes.set_visible(False)
     figure.supxlabel("token", fontsize=8.5)
     figure.supylabel("position of the entry", fontsize=8.5)
-    return finish(figure, f"When each entry left, under {', '.join(left)}.")
+    return finish(figure, f"When each entry was evicted, under {', '.join(left)}.")
 
 
 def skills(workloads: Mapping[str, Workload], specs: Sequence[str], budget: int) -> Table:

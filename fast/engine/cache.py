@@ -162,7 +162,7 @@ class LayerCache:
         return reused
 
     def compact(self, keep: KeepSet) -> None:
-        """Keep only these slots; entries leave the cache only here and in `evict_one`."""
+        """Keep only these slots; entries are evicted only here and in `evict_one`."""
         counts, width = tuple(keep.counts), keep.slots.shape[2]
         if counts == self.counts:
             return

@@ -1,4 +1,4 @@
-"""Entries that leave together, in tensors. Mirrors `kvlab.reference.granularity`."""
+"""Entries that are evicted together, in tensors. Mirrors `kvlab.reference.granularity`."""
 
 from dataclasses import dataclass
 

@@ -5,7 +5,7 @@ step's time goes into starting small operations: the layers attend one after the
 decide and apply together at the end of the step. The batch axis of their cache has a row for every
 layer and sequence; layer l's sequence r is row l·N + r.
 
-Between two decisions no entry leaves. Where a score allows it, tokens in between attend by
+Between two decisions nothing is evicted. Where a score allows it, tokens in between attend by
 PyTorch's fused kernels, which do not return the probabilities. The score observes these tokens
 together afterwards: one product of their queries with the keys in place of one per token.
 """

@@ -183,7 +183,7 @@ class HostSequence:
         return np.take_along_axis(per_slot, index, axis=1)
 
     def marked(self, candidates: Candidates) -> Array:
-        """Return which entries may leave."""
+        """Return which entries may be evicted."""
         if candidates is None:
             return np.ones(self.slots.shape, dtype=bool)
         return self.of_entries(candidates[self.number].cpu().numpy())

@@ -18,6 +18,6 @@ PerEntry = Float[Tensor, "N G n"]
 Scores = Float[Tensor, "N #G n"]
 """Score of every slot; one row for all heads if they decide together."""
 Candidates = Bool[Tensor, "N G n"] | None
-"""Entries that may leave; None: all may."""
+"""Entries that may be evicted; None: all may."""
 Room = Sequence[int]
-"""How many candidates of each sequence may stay."""
+"""How many candidates of each sequence may be kept."""

@@ -107,7 +107,7 @@ class Protect(Twin[Part], ABC):
 
     @abstractmethod
     def safe(self, seen: Observation) -> Marks | None:
-        """Mark the entries that must stay; None if there are none."""
+        """Mark the protected entries; None if there are none."""
 
     @abstractmethod
     def count(self, clock: Clock, entries: int) -> int | None:
@@ -115,11 +115,11 @@ class Protect(Twin[Part], ABC):
 
 
 class Budget(Twin[Part], ABC):
-    """How many entries may stay?"""
+    """How many entries may be kept?"""
 
     @abstractmethod
     def room(self, clock: Clock, entries: int, safe: int) -> int | None:
-        """Say how many entries that are not safe may stay, the same in all layers; None if that
+        """Say how many unprotected entries may be kept, the same in all layers; None if that
         depends on the layer or on the data.
         """
 
@@ -144,7 +144,7 @@ class Precision(Twin[Part], ABC):
     """Whether the confidence of the model at each token has to be recorded."""
 
     def encode(self, cache: LayerCache, clock: BatchClock) -> None:
-        """Code new entries; called when a block has been attended, due or not, before any leave."""
+        """Code new entries, when a block has been attended, due or not, before any eviction."""
         return
 
     @abstractmethod
@@ -170,7 +170,7 @@ class Policy:
 
     @property
     def schedule(self) -> Schedule:
-        """When to look."""
+        """When to decide."""
         return self.specification.schedule
 
     @cached_property
@@ -204,7 +204,7 @@ class Policy:
 
 @twin_of(reference.Nobody)
 class Nobody(Protect[reference.Nobody]):
-    """Every entry may leave."""
+    """Every entry may be evicted."""
 
     def safe(self, seen: Observation) -> None:
         return
@@ -234,7 +234,7 @@ class Edges(Protect[reference.Edges]):
 @twin_of(reference.ProtectedByEither)
 @dataclass(frozen=True)
 class ProtectedByEither(Protect[reference.ProtectedByEither]):
-    """Whatever one of two protections keeps safe."""
+    """Every entry that either of two protections marks."""
 
     one: Protect
     other: Edges
@@ -253,7 +253,7 @@ class ProtectedByEither(Protect[reference.ProtectedByEither]):
 
 @twin_of(reference.Unlimited)
 class Unlimited(Budget[reference.Unlimited]):
-    """Everything stays."""
+    """Every entry is kept."""
 
     def room(self, clock: Clock, entries: int, safe: int) -> int:
         return entries - safe

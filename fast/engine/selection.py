@@ -1,4 +1,4 @@
-"""Order among entries: the first to go, and ranks. `kvlab.fast.kernels.keep` finds keep sets."""
+"""Order among entries: the first to evict, and ranks. `kvlab.fast.kernels.keep` finds keep sets."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ BEYOND = torch.iinfo(torch.int32).max
 
 
 def rank(scores: Float[Tensor, "*rows n"]) -> Int[Tensor, "*rows n"]:
-    """Rank entries from the first to go, 0, to the last; of equal scores the later stays."""
+    """Rank entries from the first to evict, 0, to the last; of equal scores the later is kept."""
     order = scores.argsort(dim=-1, stable=True)
     places = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)
@@ -34,7 +34,7 @@ def first_to_go(
 ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
     """Return the slot of each head's lowest score, of equal ones the earliest, and that score.
 
-    The one that goes must have a score below infinity. ``safe`` None: all may go.
+    That score must be below infinity. ``safe`` None: every entry may be evicted.
     """
     open_scores = scores if safe is None else scores.masked_fill(safe, torch.inf)
     lowest = open_scores.amin(dim=-1, keepdim=True)

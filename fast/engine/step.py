@@ -1,9 +1,9 @@
-"""What a step consists of: attend to a long block, decide who leaves, and apply the decision.
+"""What a step consists of: attend to a long block, decide what to evict, and apply the decision.
 
 `kvlab.fast.engine.group` calls these functions for one layer, or for several that share a cache.
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many
-leave, follows from the clock alone. Where a method's rule depends on data (DesireKV spares doubtful
-tokens), the host waits only at the steps where that method decides.
+it evicts, follows from the clock alone. Where a method's rule depends on data (DesireKV spares
+doubtful tokens), the host waits only at the steps where that method decides.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,9 +60,9 @@ class StepResult:
     positions: Positions
     """Positions of the entries that the block attended to."""
     scores: Scores | None
-    """None if nothing had to leave."""
+    """None if nothing had to be evicted."""
     protected: Marks | None
-    """Entries that had to stay; None if nothing had to leave, or every entry could."""
+    """Protected entries; None if nothing had to be evicted, or nothing was protected."""
     copied: Callable[[], LayerCache]
 
     @cached_property
@@ -77,14 +77,14 @@ Watch = Callable[[Block, StepResult], None]
 
 @dataclass(frozen=True)
 class Decision:
-    """Who leaves, and why."""
+    """What is evicted, and why."""
 
     scores: Scores | None
-    """None if nothing has to leave."""
+    """None if nothing has to be evicted."""
     protected: Marks | None
     keep: KeepSet | None = None
     evicted_slot: Int[Tensor, "N G 1"] | None = None
-    """Slot of the one entry that leaves each head; None if more leave, which needs compaction."""
+    """Slot of the one entry that each head evicts; None if it evicts more, and has to compact."""
 
     def copied(self) -> "Decision":
         """Return the decision with a copy of its scores, which may be a column of the cache."""
@@ -137,7 +137,7 @@ def reposition(queries: Queries, view: LayerView, block: Block) -> tuple[Queries
 
 
 def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision | None:
-    """Say who stays: the protected entries and the best of the rest; None if nothing is to do."""
+    """Return what is kept: protected entries and the best of the rest; None if nothing is to do."""
     cache, precision = seen.cache, policy.precision
     protected_entries = once(lambda: policy.protect.safe(seen))
     leaving, room = plan(policy, seen, due, protected_entries)
@@ -170,7 +170,7 @@ def plan(
     due: Sequence[bool],
     protected_entries: Callable[[], Marks | None],
 ) -> tuple[list[int], list[int]]:
-    """Return for every sequence how many entries leave, and how many candidates stay.
+    """Return for every sequence how many entries are evicted, and how many candidates are kept.
 
     All layers share the answer if it follows from the clock and the counts alone: the memo is of
     all layers.

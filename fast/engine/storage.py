@@ -76,7 +76,7 @@ class Storage:
         self.count += m
 
     def take(self, keep: Int[Tensor, "N G kept"], valid: Bool[Tensor, "N G kept"]) -> None:
-        """Keep only these slots; the others leave memory. Waits for the device."""
+        """Keep only these slots; the others are freed. Waits for the device."""
         kept = keep.shape[2]
         N, G = keep.shape[:2]
         renamed = torch.full((N, G, self.count + 1), EMPTY, device=keep.device)

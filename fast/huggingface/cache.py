@@ -222,7 +222,7 @@ class CompressedCache(Cache):
             saving.save(self, Path(path))
 
     def load(self, path: str | Path) -> None:
-        """Go on from what `save` wrote, perhaps in another process, and forget what was held.
+        """Go on from what `save` wrote, perhaps in another process, and discard what was held.
 
         ValueError if the file is damaged, or was saved by another version of kvlab, with another
         model (its configuration and 64 numbers of every weight are compared) or another method;
@@ -287,7 +287,7 @@ class CompressedCache(Cache):
 
     @torch.inference_mode()
     def reset(self) -> None:
-        """Forget all tokens; the cache can be used for another batch."""
+        """Discard all tokens; the cache can be used for another batch."""
         with self.used():
             self._forget()
             super().reset()

@@ -1,4 +1,4 @@
-"""CAOTE's score of every entry: what the outputs lose when it alone leaves (CAOTE Eq. 8-9, 14).
+"""CAOTE's score of every entry: how the outputs change if it alone is evicted (CAOTE Eq. 8-9, 14).
 
 Triton makes one pass over the values; if their weighted sum is not given, another one before.
 

@@ -1,4 +1,4 @@
-"""Which slots stay. Triton finds the threshold by radix selection, eight bits at a time.
+"""Which slots are kept. Triton finds the threshold by radix selection, eight bits at a time.
 
 Bytes, for N·G heads of n entries: scores, marks and positions, 9·n, once from memory; radix
 selection reads them five times more from the processor's cache.
@@ -24,12 +24,12 @@ def keep_slots(
     kept: Sequence[int],
     ordered: bool,
 ) -> Int[Tensor, "N G kept"]:
-    """Return the slots that stay in ascending position: protected ones and the best of the rest.
+    """Return the slots to keep in ascending position: protected ones and the best of the rest.
 
-    Entries with higher scores stay, of equal scores the later position; there is one row of scores
-    for all heads if they decide together. Positions of -1 mark empty slots. ``kept`` is how many
-    stay, for each sequence: at least the protected ones, at most the entries. ``ordered`` slots are
-    in ascending position, the empty ones first.
+    Entries with higher scores are kept, of equal scores the later position; there is one row of
+    scores for all heads if they decide together. Positions of -1 mark empty slots. ``kept`` is how
+    many to keep, for each sequence: at least the protected ones, at most the entries. ``ordered``
+    slots are in ascending position, the empty ones first.
 
     Returns:
         As many slots as the sequence that keeps most; a sequence that keeps fewer has its slots at
@@ -48,9 +48,9 @@ def keep_slots(
 def eviction_order(
     scores: Scores, safe: Marks | None, positions: Positions, ordered: bool
 ) -> Int[Tensor, "N G n"]:
-    """Return slots from the first to go: empty ones, candidates by score, protected entries.
+    """Return slots from the first to evict: empty ones, candidates by score, protected entries.
 
-    Of equal scores the earlier position goes first.
+    Of equal scores the earlier position comes first.
     """
     standing = (positions >= 0).to(torch.int8)
     if safe is not None:
@@ -78,7 +78,7 @@ def read_block(
     scores, safe, positions, score_row, place_row, safe_row, block, n,
     BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
-    """Return a block's slots, sortable scores, marks of candidates, and marks of safe slots."""
+    """Return a block's slots, sortable scores, and marks of candidates and of protected slots."""
     slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
     there = slot < n
     present = tl.load(positions + place_row + slot, mask=there, other=-1) >= 0
@@ -95,11 +95,11 @@ def keep_sets(
     n, width, s_head, p_head, heads_of_one,
     SCORE_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
-    """Write the ``width`` slots of each head that stay, ascending.
+    """Write the ``width`` slots of each head that are kept, ascending.
 
-    Safe slots and the best candidates stay; of equal scores the later slot stays. The threshold is
-    the largest number that enough candidates reach: four passes count the candidates that share
-    its upper bits, by the next eight. Grid: (heads,).
+    These are the protected slots and the best candidates; of equal scores the later slot is kept.
+    The threshold is the largest number that enough candidates reach: four passes count the
+    candidates that share its upper bits, by the next eight. Grid: (heads,).
     """
     head = tl.program_id(0).to(tl.int64)
     score_row = ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head

@@ -49,7 +49,7 @@ class DenseShadow:
         self.errors.append((distance * real).sum(dim=-1) / real.sum(dim=-1).clamp(min=1))
 
     def mean_error(self) -> Float[Tensor, " N"]:
-        """Return the mean over the layers of the last block, and forget it."""
+        """Return the mean over the layers of the last block, and discard it."""
         error = torch.stack(self.errors).mean(dim=0)
         self.errors.clear()
         return error

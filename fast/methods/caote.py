@@ -39,7 +39,7 @@ def normalize(
 
 
 def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -> PerEntry:
-    """Exact change of the outputs when each entry leaves besides the evicted ones.
+    """Exact change of the outputs when each entry is evicted besides those in ``evicted``.
 
     ‖Σ_E h(v − X)‖/(1 − Σ_E h) for E = evicted ∪ {j}, L2 over the rows of a group.
     """
@@ -69,7 +69,7 @@ class EvictionError(Around[reference.EvictionError]):
         return Needs(inner.rows, inner.prompt, hidden_states=inner.hidden_states)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
-        """Return the eviction error of each entry, or the order in which entries have to go."""
+        """Return the eviction error of each entry, or the order in which to evict them."""
         options = self.spec.options
         inner = self.inner.retention(state, seen, candidates)
         retention, output = inner.rows, inner.output

@@ -79,7 +79,7 @@ class OutsideWindow(Protect[reference.OutsideWindow]):
             return None
         before, passed = events(options, clock)
         undecided = clock.seen - before * options.interval
-        if entries < undecided:  # entries of the window may be among those that have left
+        if entries < undecided:  # entries of the window may be among those that were evicted
             return None
         return entries - (passed - before) * options.interval
 

@@ -1,4 +1,4 @@
-"""Full cache: nothing is forgotten."""
+"""Full cache: nothing is evicted."""
 
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Room, Scores

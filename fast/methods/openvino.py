@@ -77,7 +77,7 @@ class CompletePages(Budget[reference.CompletePages]):
 @twin_of(reference.Crushed)
 @dataclass(frozen=True)
 class Crushed(Around[reference.Crushed]):
-    """Rates entries 1 that stay: in the best pages, and in others whose patterns differ."""
+    """Rates entries 1 that are kept: in the best pages, and in others whose patterns differ."""
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         scores, page = self.inner.score(state, seen, candidates, room)[:, 0], self.spec.pages.page

@@ -44,14 +44,14 @@ NAME = re.compile(r"[\w-][\w.-]*")
 
 
 def cache_directory() -> Path:
-    """Return where fetched models lie: ``$KVLAB_CACHE``, or ``kvlab`` in the user's cache."""
+    """Return where fetched models are: ``$KVLAB_CACHE``, or ``kvlab`` in the user's cache."""
     if own := os.environ.get("KVLAB_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvlab"
 
 
 def fetched_directory(name: str) -> Path:
-    """Return where a fetched model of this name lies, or would lie."""
+    """Return where a fetched model of this name is, or would be."""
     if not NAME.fullmatch(name) or name in EMBEDDED:
         raise ValueError(
             f"name = {name!r} must be letters, digits, '_', '-' and '.', and not the name of an "

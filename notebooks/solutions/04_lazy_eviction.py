@@ -1,7 +1,7 @@
 # %% 1
 # - Both maps are of the form 2σ(x), and σ(x) = 1/(1 + exp(−x)).
 # - The arguments are −elapsed/mri and −(mri − 1).
-# - The entry with the lower importance goes first. Compute both.
+# - The entry with the lower importance is evicted first. Compute both.
 from math import exp
 def importance(elapsed, mri):
     return 2 / (1 + exp(elapsed / mri)) + 2 / (1 + exp(mri - 1))

@@ -1,6 +1,6 @@
 # %% 1
 # - Without eviction, a text needs a block for each page that it has begun.
-# - With eviction, whole pages stay, as many as fit into the budget.
+# - With eviction, whole pages are kept, as many as fit into the budget.
 def blocks_for(tokens, budget):
     return min(-(-tokens // PAGE), budget // PAGE)
 # check

@@ -3,7 +3,7 @@
 ``check("h2o.score", my_function)`` or ``kvlab conformance run my_kernel.py``: see
 docs/conformance.md. An operation is described in ``operations.toml`` and answered by a function of
 `blocks`, `stages` or `whole_cache`. Its cases are read (`vectors`) or drawn (`made`, of `draws` and
-``drawn.toml``), and compared in one place, `vectors.difference`. The published vectors lie in the
+``drawn.toml``), and compared in one place, `vectors.difference`. The published vectors are in the
 folders that `vectors.SPECIFICATIONS` names; ``kvlab conformance verify`` compares them with today's
 reference. A method without published vectors is tested on cases that are made on the spot, from its
 examples.

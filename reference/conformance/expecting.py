@@ -111,7 +111,7 @@ def near_threshold(
     kept: Bool[Array, "G n"],
     tolerance: tuple[float, float],
 ) -> Bool[Array, "G n"]:
-    """Mark entries whose score is as good as the lowest that stays or the highest that goes.
+    """Mark entries whose score is as good as the lowest that is kept or the highest evicted.
 
     If only entries on one side are that close, the choice is clear and no entry is marked.
     """
@@ -131,6 +131,6 @@ def near_threshold(
 def threshold(
     rated: Float[Array, "G n"], candidates: Bool[Array, "G n"], kept: Bool[Array, "G n"]
 ) -> tuple[Float[Array, "G 1"], Float[Array, "G 1"]]:
-    """Return the lowest score that stays, ∞ if none does, and the highest that goes, or −∞."""
+    """Return the lowest kept score, ∞ if there is none, and the highest evicted one, or −∞."""
     stays = np.where(candidates & kept, rated, np.inf).min(axis=-1, keepdims=True)
     return stays, np.where(candidates & ~kept, rated, -np.inf).max(axis=-1, keepdims=True)

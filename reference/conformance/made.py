@@ -34,7 +34,7 @@ ATTEMPTS = 20
 """Most streams that are drawn until one has clear decisions only, of the small ones."""
 
 CLEAR = 1e-4
-"""Least relative distance between the lowest score that stays and the highest that goes."""
+"""Least relative distance between the lowest score that is kept and the highest evicted."""
 
 CLEAR_PER_LOGIT = 4e-6
 """The same, for every unit of the largest logit, whose error is relative to it."""
@@ -43,7 +43,7 @@ TIED = ("ties", "repeated_entries")
 """Streams of equal scores."""
 
 OPTION = ("plain", "gqa")
-"""Streams of an example that is not the main reading of its method."""
+"""Streams of an example that is not the main interpretation of its method."""
 
 Choose = Callable[[Sequence[Any]], Any]
 """Chooses one of several values; the first is the simplest."""
@@ -128,7 +128,7 @@ def draw_stream(
     """Draw a stream of `random_stream`'s sizes, with a variant of `draws.ATTENTION`.
 
     ``blocks`` are the tokens of each block, if not as `random_stream` cuts them; before the
-    position ``first`` all tokens have left.
+    position ``first`` all tokens were evicted.
     """
     stream = random_stream(source, **sizes)
     given = {name: getattr(stream, name) for name in ("queries", "keys", "values")}
@@ -161,7 +161,7 @@ def method_cases(
 
 
 def _is_option(example: Example) -> bool:
-    """Whether an earlier example is the main reading of the same composition."""
+    """Whether an earlier example is the main interpretation of the same composition."""
     return examples_of(composition(example.spec))[0].spec != example.spec
 
 
@@ -191,13 +191,13 @@ class Event:
 
     @property
     def evicts(self) -> bool:
-        """Whether an entry left."""
+        """Whether an entry was evicted."""
         keep = self.result.keep
         return keep is not None and keep.shape[1] < self.looked.seen.positions.shape[1]
 
     @property
     def is_clear(self) -> bool:
-        """Whether the scores decide clearly, or are equal: then the later entry stays."""
+        """Whether the scores decide clearly, or are equal: then the later entry is kept."""
         decision, seen = self.looked.decision, self.looked.seen
         if not self.evicts or self.policy.score.ordinal:
             return True

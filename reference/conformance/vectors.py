@@ -106,7 +106,7 @@ class Case:
 
 
 def directories(spec: str) -> list[Path]:
-    """Return where the cases of a specification lie: its own, and those of all before it."""
+    """Return where the cases of a specification are: its own, and those of all before it."""
     versions = [*SPECIFICATIONS]
     if spec not in versions:
         raise ValueError(f"spec = {spec!r} must be one of {', '.join(versions)}")
@@ -216,7 +216,7 @@ def difference(
 def _wrong_positions(
     wrong: np.ndarray, found: np.ndarray, expected: np.ndarray, axes: Sequence[str]
 ) -> str:
-    """Say where marks of positions first differ, and which positions stay or are missing there."""
+    """Say where marks of positions first differ, and which positions are kept or missing there."""
     heads = wrong.any(axis=-1)
     first = tuple(int(i) for i in np.argwhere(heads)[0])
     place = ", ".join(f"{ONE_OF[axis]} {i}" for axis, i in zip(axes, first, strict=False))

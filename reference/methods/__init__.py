@@ -193,7 +193,7 @@ def compared() -> tuple[str, ...]:
 
 
 def takes_budget(spec: str) -> bool:
-    """Whether a method has to be told how many entries may stay."""
+    """Whether a method has to be told how many entries may be kept."""
     return parse(spec).innermost.needs_budget
 
 

@@ -76,7 +76,7 @@ def fast_eviction_error(
 def joint_error(
     h: Float[Array, "... n"], values: Float[Array, "... n d"], evicted: Bool[Array, "... n"]
 ) -> Float[Array, "..."]:
-    """Exact change of the output when a whole set leaves: ‖Σ_E h(v − X)‖/(1 − Σ_E h)."""
+    """Exact change of the output when a whole set is evicted: ‖Σ_E h(v − X)‖/(1 − Σ_E h)."""
     output = (h[..., None] * values).sum(axis=-2, keepdims=True)
     pull = np.where(evicted[..., None], h[..., None] * (values - output), 0.0).sum(axis=-2)
     left = np.where(evicted, 0.0, h).sum(axis=-1)
@@ -107,7 +107,7 @@ class EvictionError(Around):
         return self.options.heads == "layer"
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        """Return the eviction error of each entry, or the order in which entries have to go."""
+        """Return the eviction error of each entry, or the order in which to evict them."""
         retention = self.inner.retention(state, seen, candidates)
         if self.options.normalize_over == "candidates":
             retention = np.where(candidates[:, None], retention, 0.0)

@@ -91,7 +91,7 @@ def balance(seen: Observation) -> Float[Array, "G d"]:
 
 @dataclass(frozen=True)
 class DDKS(Method):
-    """Keep what RPC (or H2O) would drop, at 2 bits."""
+    """Keep what RPC (or H2O) would evict, at 2 bits."""
 
     reading: Literal["rpc", "mikv"] = "rpc"
     """``rpc``: as DesireKV measured it. ``mikv``: importance by H2O, balanced keys."""
@@ -102,7 +102,7 @@ class DDKS(Method):
     interval: int = RPC.interval
     """Generated tokens P between two selections, as RPC's."""
     selector: int = RPC.selector
-    """Newest queries R that decide, and stay, as RPC's."""
+    """Newest queries R that decide, and are kept, as RPC's."""
     compression: float = RPC.compression
     """Factor by which the part at full precision shrinks, as RPC's."""
     recent: int | None = None

@@ -236,7 +236,7 @@ class DesireKV(Method):
     interval: int = RPC.interval
     """Generated tokens P between two events."""
     selector: int = RPC.selector
-    """Newest queries R that decide, and stay."""
+    """Newest queries R that decide, and are kept."""
     radius: int = 3
     """Half-width w of the pooling."""
     border: Border = "zero"

@@ -1,4 +1,4 @@
-"""Full cache: nothing is forgotten. The yardstick of every error measure."""
+"""Full cache: nothing is evicted. The yardstick of every error measure."""
 
 from dataclasses import dataclass
 

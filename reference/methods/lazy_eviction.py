@@ -130,7 +130,7 @@ class LazyEviction(Method):
     zero_interval: Literal["worthless", "limit"] = "worthless"
     """What an entry with MRI = 0 is worth: nothing, or H1's limit, which is 1 if Δ = 0, too."""
     guard: bool = False
-    """Never drop an entry with Δ < MRI while another candidate has Δ ≥ MRI."""
+    """Never evict an entry with Δ < MRI while another candidate has Δ ≥ MRI."""
     reduce: GroupReduction = "max"
     """How the query heads of a KV head join before α is compared."""
 

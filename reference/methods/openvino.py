@@ -11,7 +11,7 @@ against the engine's own log-probabilities. Equations (numbered here):
 3. keep the first ``start`` entries, the last ``recent`` ones in whole blocks, the block that is
    being filled, and the best complete blocks up to ``budget``, the engine's ``max_cache_size``
 4. with KVCrush, keep ``crush`` blocks more: mark the half of the entries that have the largest S_j,
-   order the blocks that would leave by their Hamming distance to a pattern, and take every
+   order the blocks that would be evicted by their Hamming distance to a pattern, and take every
    ⌊blocks / crush⌋-th, the nearest first
 """
 
@@ -99,7 +99,7 @@ class CompletePages(Pages):
         return super().places(seen) + being_written + more  # [OpenVINO 3]
 
     def crushed(self, entries: int) -> int:
-        """Return how many pages KVCrush keeps of those that would leave: ``crush``, or none."""
+        """Return how many pages KVCrush keeps that would be evicted: ``crush``, or none."""
         leave = entries // self.page - self.budget // self.page
         return self.crush if leave >= self.crush else 0
 
@@ -121,7 +121,7 @@ def upper_half(scores: Float[Array, " n"]) -> Bool[Array, " n"]:
 
 @dataclass(frozen=True)
 class Crushed(Around):
-    """Rates entries 1 that stay: in the best pages, and in others whose patterns differ."""
+    """Rates entries 1 that are kept: in the best pages, and in others whose patterns differ."""
 
     pages: CompletePages
     anchor: Anchor

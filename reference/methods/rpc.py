@@ -76,7 +76,7 @@ class ShareOfGenerated(Budget):
         return self.entries(seen.clock)
 
     def entries(self, clock: Clock) -> int:
-        """Return the number of generated entries that may stay."""
+        """Return the number of generated entries that may be kept."""
         interval = self.options.interval
         compressions = (clock.generated - self.options.selector) // interval
         return compressions * int(interval // self.options.compression)  # [RPC 4]
@@ -89,7 +89,7 @@ class RPC(Method):
     interval: int = 1024
     """Generated tokens P between two compressions."""
     selector: int = 32
-    """Newest queries R that decide, and stay."""
+    """Newest queries R that decide, and are kept."""
     compression: float = 4.0
     """Factor c by which the generated part shrinks."""
     kernel: int = 7

@@ -45,7 +45,7 @@ class LastRowAttention(Score):
 
 @dataclass(frozen=True)
 class TOVA(Method):
-    """Drop the entry with the least attention of the newest token; no entry is protected."""
+    """Evict the entry with the least attention of the newest token; no entry is protected."""
 
     every: int = 1
     """Generated tokens between two evictions."""

@@ -8,7 +8,7 @@ EMBEDDED: Mapping[str, str] = {"jumps": "jumps", "reasoner": "reasoning"}
 """Short names of the embedded models, and the kind of task that each solves; comparisons are made
 on the first one unless something else is asked for."""
 DIRECTORY = Path(str(files("kvlab.reference.models")))
-"""Where their directories lie, each under its short name."""
+"""Where their directories are, each under its short name."""
 
 
 def embedded_directory(name: str) -> Path:

@@ -366,8 +366,8 @@ def h2o_scores_exceed_one_while_generating() -> Finding:
             if not above.is_positive:
                 return refuted(f"b = {b}, entry {gone + 1} evicted: {above} above 1")
     return exhaustive(
-        "any weights, every b up to 3, whichever entry left: what is above 1 is a sum of softmax "
-        "weights of older rows"
+        "any weights, every b up to 3, whichever entry was evicted: what is above 1 is a sum "
+        "of softmax weights of older rows"
     )
 
 
@@ -401,7 +401,7 @@ def eviction_chooses_by_scores() -> Finding:
     wrong = _wrong_choice(lambda b, m: b)
     assumed = _wrong_choice(lambda b, m: b, new_stay=True)
     return judged(
-        wrong and f"{wrong}: the first entries stay, whatever their scores",
+        wrong and f"{wrong}: the first entries are kept, whatever their scores",
         "all orders of the scores for 6 sizes; where all new entries are among the best, as "
         f"assumed: {assumed or 'it holds'}",
         "it does if it searches 1 … b + m",

@@ -29,7 +29,7 @@ MOST_TRIED = 20
 def output_without(
     logits: Float[Array, " n"], values: Float[Array, "n d"], evicted: Iterable[int]
 ) -> Float[Array, " d"]:
-    """Attention output over the entries that stay."""
+    """Attention output over the kept entries."""
     stays = np.setdiff1d(np.arange(len(logits)), list(evicted))
     return softmax(logits[stays]) @ values[stays]
 

@@ -94,7 +94,7 @@ def table_claims(paper: str, text: str | None = None) -> list[Claim]:
 
 
 def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
-    """Evaluate the relations of a claim, and those of its reading if it has one.
+    """Evaluate the relations of a claim, and those of its interpretation if it has one.
 
     Relations of figures that our models showed end by model. ``some`` asks for one that holds.
     """

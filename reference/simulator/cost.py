@@ -245,7 +245,7 @@ class Plan:
         # Entries are read wide, their range is found, and they are rounded; codes and scales are
         # written at half of the wide bytes at most.
         elements = 2 * coded * sizes.d
-        # One entry that leaves is found by looking through all; several by sorting.
+        # One entry to evict is found by looking through all; several by sorting.
         compared = np.where(kept != n - 1, n * np.log2(n), n)
         work = {
             "observe": (n > 0, Work(NUMBER * noted, noted)),

@@ -26,7 +26,7 @@ NEVER = -1e18
 
 
 def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[Array, " t"]:
-    """Return when each entry leaves under the best keep sets of one KV head; exact.
+    """Return when each entry is evicted under the best keep sets of one KV head; exact.
 
     B slots hold one entry each. Later tokens look at the entry until a newer token takes its place
     in the slot. So a slot's history is a chain of entries, and each token is in one chain at most:
@@ -34,11 +34,11 @@ def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[A
 
     Args:
         attention: attention of every token to every entry, zeros after the diagonal.
-        prompt: tokens of the prompt; entries leave only after its last token.
-        budget: entries B that stay after every token.
+        prompt: tokens of the prompt; entries are evicted only after its last token.
+        budget: entries B that are kept after every token.
 
     Returns:
-        Index of the token after which an entry leaves; t if it stays to the end.
+        Index of the token after which an entry is evicted; t if it is kept to the end.
 
     Raises:
         ValueError: if ``budget`` is below 1.
@@ -80,8 +80,8 @@ def oracle_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
 def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"]:
     """Return the mass that evicting at random holds in the mean; exact.
 
-    After every token that brings the cache to B + 1 entries, each of them leaves with the same
-    probability; of a prompt longer than B, B entries drawn at random stay.
+    After every token that brings the cache to B + 1 entries, each of them is evicted with the same
+    probability; of a prompt longer than B, B entries drawn at random are kept.
     """
     G, t, _ = layer.keys.shape
     masses = np.ones((len(budgets), G, t))
@@ -108,8 +108,8 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
 
     Whatever a policy does, a token finds at most B older entries and itself there, so its mass is
     at most that of itself and the B largest others. The bound asks more than any policy can do: it
-    may choose anew for every token, and take back what has left. It holds for policies that never
-    keep more than B entries after a step; a lagged policy must be compared at its largest size.
+    may choose anew for every token, and take back what was evicted. It holds for policies that
+    never keep more than B entries after a step; compare a lagged policy at its largest size.
     """
     t = layer.keys.shape[1]
     bounds = np.ones((len(budgets), len(layer.keys), t))
@@ -180,9 +180,9 @@ class Judgement:
     hits: int
     """How often such an entry was there."""
     evicted: int
-    """Entries that left."""
+    """Entries that were evicted."""
     premature: int
-    """Entries that left although a later token activated them."""
+    """Entries that were evicted although a later token activated them."""
     size: int
     """Largest number of entries per KV head after a generated token."""
     mass: float
@@ -254,7 +254,7 @@ def _judge_layer(
 def skill(judgements: Sequence[Judgement]) -> float:
     """Return how far one policy came from random, 0, to the best, 1, over several layers.
 
-    NaN where nothing had to leave, so that chance and the best are the same.
+    NaN where nothing had to be evicted, so that chance and the best are the same.
     """
     random, best, mass = (
         np.mean([getattr(each, name) for each in judgements]) for name in ("random", "best", "mass")

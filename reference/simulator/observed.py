@@ -197,15 +197,15 @@ def intervals(
     return longest
 
 
-# --- who leaves (CAOTE §1, Fig. 1) ----------------------------------------------------------------
+# --- what is evicted (CAOTE §1, Fig. 1) -----------------------------------------------------------
 
 
 def choice(head: Head, share: float = 0.0, first: int = 40) -> Float[Array, "3 steps"]:
-    """Let every query from the token ``first`` on drop a share of the others, or at least one.
+    """Let every query from the token ``first`` on evict a share of the others, or at least one.
 
     Returns:
-        Change of the output, relative to its size, when the entries with the least attention leave
-        and when those with the least eviction errors do; share of them that both have in common.
+        Change of the output, relative to its size, when the entries with the least attention are
+        evicted, and when those with the least eviction errors are; share that both have in common.
     """
     rows, steps = head.attention(), []
     for query in range(first, len(rows)):

@@ -29,7 +29,7 @@ class Occupancy:
     entries: Real[Array, " t"]
     """Entries after each token; for the tokens of a block of the prompt, after the block's last."""
     ranked: Bool[Array, " t"]
-    """Whether scores decided after this token, because not all candidates could stay."""
+    """Whether scores decided after this token, because not all candidates could be kept."""
     bits: Float[Array, " t"]
     """Mean bits per element of the entries after each token, scales and zero points included."""
     quantised: Real[Array, " t"]
@@ -130,7 +130,7 @@ def _lowered(before: StoredBits, after: StoredBits) -> int:
 
 
 def _decide(policy: Policy, seen: Observation, held: StoredBits) -> tuple[StoredBits, bool]:
-    """Select and store; the oldest candidates leave. Also say whether any had to leave."""
+    """Select and store; the oldest candidates are evicted. Also say whether any had to be."""
     safe = policy.protect.safe(seen)[0]
     room = policy.budget.room(seen, safe[None])
     candidates = np.nonzero(~safe)[0]

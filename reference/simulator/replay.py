@@ -41,7 +41,7 @@ class Fate:
     policy: str
     layer: int
     left: Int[Array, "G t"]
-    """Index of the token after which an entry left; t if it stayed to the end."""
+    """Index of the token after which an entry was evicted; t if it was kept to the end."""
     entries: Int[Array, " t"]
     """Entries per KV head after each token; within a block of the prompt, after its last."""
     bits: Float[Array, " t"]

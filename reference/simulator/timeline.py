@@ -38,7 +38,7 @@ JSON is version 1 of the schema that ``kvlab view`` puts into its page:
 
 A token is stored at full precision from the step that reads it, unless an event of that step says
 otherwise. Values are those of the entries that each snapshot's step attended to, one snapshot after
-the other, by ascending position: the entries that the step before left, and its own tokens.
+the other, by ascending position: the entries that the step before kept, and its own tokens.
 ``score`` is the latest decision's: NaN before the first one, −∞ where the entry was protected.
 
 An array is an object: ``dtype`` is ``uint8``, ``uint16``, ``uint32`` or ``bfloat16`` (the upper

@@ -332,7 +332,7 @@ class Engine:
         return weights / np.where(total == 0, 1, total)
 
     def decide(self, slots, weights, positions):
-        """Let entries leave after a block."""
+        """Evict entries after a block."""
         if self.name == "kivi":
             for n, g in np.ndindex(*slots.positions.shape[:2]):
                 slots.flush(n, g)
@@ -374,7 +374,7 @@ class Engine:
         return best
 
     def pages_to_leave(self, slots, last, n, g, held):
-        """Return the slots of the pages that leave: neither the newest nor a protected one."""
+        """Return the slots of the pages to evict: neither the newest nor a protected one."""
         there = slots.positions[n, g]
         pages = there[held] // self.page
         safe = {(self.columns - self.padding[n] - 1) // self.page}
@@ -398,7 +398,7 @@ class Engine:
         return generated // self.every > before // self.every
 
     def candidates(self, positions):
-        """Mark who may leave, of positions that ascend."""
+        """Mark what may be evicted, of positions that ascend."""
         if self.name == "streaming_llm":
             return positions >= self.given["sinks"]
         if self.name == "h2o":

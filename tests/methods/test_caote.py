@@ -33,8 +33,8 @@ def test_three_entries_by_hand():
 
 
 def test_it_disagrees_with_attention_by_hand():
-    """α = (.10, .15, .75): attention drops 0. Its value is far away: c = (.9, .158824, 2.7),
-    so CAOTE drops 1."""
+    """α = (.10, .15, .75): attention evicts 0. Its value is far away: c = (.9, .158824, 2.7),
+    so CAOTE evicts 1."""
     h, values = np.array([0.10, 0.15, 0.75]), np.array([[10.0, 0], [1, 0], [1, 0]])
     np.testing.assert_allclose(eviction_error(h, values), [0.9, 0.158824, 2.7], atol=DECIMALS)
     seen = observation([h], values=values)

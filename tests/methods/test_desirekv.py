@@ -97,7 +97,7 @@ def first_event(**options):
 
 
 def test_quadrants_of_one_window():
-    """16 tokens: 8 important. Q1, Q4 leave; Q2 at 4 bits; Q3 at 8. Without doubt 8 + 4 stay."""
+    """16 tokens: 8 important. Q1, Q4 evicted; Q2 at 4 bits; Q3 at 8. Without doubt 8 + 4 kept."""
     result = first_event(protection="none")
     bits, keys = result.cache.keys.bits, stream(np.random.default_rng(28), 2, 2, 8, 2 + 18)[1]
     assert len(result.cache) == 2 + 8 + 2

@@ -8,7 +8,7 @@ from kvlab.reference import methods
 
 
 def keep_set(weights, spec, budget):
-    """Who stays when the last query is the only proxy, and F its attention."""
+    """What is kept when the last query is the only proxy, and F its attention."""
     policy = methods.get(spec, budget)
     return kept(policy, *asked_once(policy, weights, prompt=len(weights)))
 

@@ -25,7 +25,7 @@ def scored(spec, attention=ATTENTION, **vectors):
     ],
 )
 def test_three_lengths_by_hand(spec, vectors, scores, stay):
-    """The longest key goes; the shortest value goes, though it is read most."""
+    """The longest key is evicted; so is the shortest value, though it is read most."""
     assert scored(spec, **vectors).tolist() == scores
     assert kept(methods.get(spec, 2), State(), observation(ATTENTION, **vectors)) == stay
 

@@ -49,7 +49,7 @@ def test_a_prompt_in_parts_counts_as_one_step():
 
 @pytest.mark.parametrize(
     ("row", "stay"),
-    [  # of blocks 2-3 and 4-5 one leaves; the start, the last whole block and the new one stay
+    [  # of blocks 2-3 and 4-5 one is evicted, not the start, the last whole block or the new one
         ([0, 0, 0.1, 0.2, 0.6, 0.1, 0, 0, 0], [0, 1, 4, 5, 6, 7, 8]),
         ([0.9, 0, 0.05, 0.02, 0.01, 0.02, 0, 0, 0], [0, 1, 2, 3, 6, 7, 8]),
     ],
@@ -66,7 +66,7 @@ def test_one_block_leaves_by_hand(row, stay):
     [  # marked are 2, 5 and 6, the larger half of 2 to 7; the patterns of the blocks: 10, 01, 10
         ("crush=1,anchor=alternating", [4, 5]),  # the pattern 01
         ("crush=1,anchor=mean", [6, 7]),  # the pattern 10
-        ("crush=3", []),  # of two that leave three cannot stay
+        ("crush=3", []),  # of two evicted ones three cannot be kept
     ],
 )
 def test_kvcrush_keeps_another_block_by_hand(options, also):
@@ -77,7 +77,7 @@ def test_kvcrush_keeps_another_block_by_hand(options, also):
 
 
 def test_kvcrush_takes_every_so_many_th_block_by_hand():
-    """Of six blocks that would leave two stay: in the order 6, 5, …, 1 the first and the fourth."""
+    """Of six blocks to evict two are kept: in the order 6, 5, …, 1 the first and the fourth."""
     marked = np.arange(5) < np.array([2, 0, 1, 2, 3, 4, 5])[:, None]
     pages, score = openvino.CompletePages(5, 5, 2), openvino.PooledAttention(openvino.OpenVINO())
     stays = openvino.Crushed(score, pages, "ones").stay(np.eye(7)[0], 1.0 * marked, 15, 35)

@@ -8,7 +8,7 @@ ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.3, 0.1, 0.1, 0.5]]
 
 def test_four_steps_by_hand():
     """α = .2. Step 1 stamps 0; step 2 stamps 0, 1; step 3 stamps 1, 2; step 4 stamps 0, 3.
-    Last uses: 4, 3, 3, 4; with B = 3 entry 1 goes."""
+    Last uses: 4, 3, 3, 4; with B = 3 entry 1 is evicted."""
     policy = methods.get("raas@threshold=0.2,pin_prompt=false", 3)
     state, seen = observe_rows(policy.score, ROWS)
     np.testing.assert_array_equal(state.entries["stamp"], [[4, 3, 3, 4]])

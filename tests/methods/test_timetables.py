@@ -1,4 +1,4 @@
-"""When methods evict, how many entries stay, and who stays where only age counts; by hand."""
+"""When methods evict, how many entries are kept, and which where only age counts; by hand."""
 
 import numpy as np
 import pytest

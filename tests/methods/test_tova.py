@@ -11,7 +11,7 @@ from kvlab.reference.step import select
     [
         # two heads, (.5, .3, .2) and (.1, .3, .6): mean (.3, .3, .4); of the tie the later stays
         ([[[[0.5, 0.3, 0.2]], [[0.1, 0.3, 0.6]]]], [1, 2]),
-        # only the last row counts, and the newest may go
+        # only the last row counts, and the newest may be evicted
         ([[0.9, 0.1, 0.0], [0.4, 0.5, 0.1]], [0, 1]),
     ],
 )
@@ -20,7 +20,7 @@ def test_two_stay_by_hand(attention, stay):
 
 
 def test_all_kv_heads_share_one_keep_set():
-    """Heads .7/.2/.1 and .1/.2/.7 alone would drop 2 and 0; their mean drops 1."""
+    """Heads .7/.2/.1 and .1/.2/.7 alone would evict 2 and 0; their mean evicts 1."""
     seen = observation([[[[0.7, 0.2, 0.1]]], [[[0.1, 0.2, 0.7]]]])
     shared = select(methods.get("tova", 2), State(), seen).keep
     own = select(methods.get("tova@per_head=true", 2), State(), seen).keep

@@ -82,7 +82,7 @@ def accumulated_attention():
 
 
 def sizes_and_scores():
-    """The recursion ``size``, transcribed, beside what the method holds; H2 in two readings."""
+    """The recursion ``size``, transcribed, beside what the method holds; H2 in two forms."""
     W, more, prompt = RNG.integers(1, (5, 9, 20)).tolist()
     B, t, sizes = W + more, 4 * W, [prompt]
     for step in range(1, t + 1):

@@ -130,8 +130,8 @@ def fate(left):
 def test_hits_and_premature_evictions_counted_by_hand():
     found = recall(scripted(), [fate([8] * 8), fate([5, 4, 5, 3, 8, 8, 8, 8])], 0.15, gap=3)
     counts = [tuple(each.values()) for each in found]
-    # entry 0 left after token 5, which still found it; entries 1 and 2 had left when looked at;
-    # of 0, 1, 2 and 3 that left, 0, 1 and 2 were activated later
+    # entry 0 was evicted after token 5, which still found it; 1 and 2 before they were looked for;
+    # of 0, 1, 2 and 3, all evicted, 0, 1 and 2 were activated later
     assert counts == [(3, 3, 0, 0), (3, 1, 4, 3)]
 
 

@@ -69,7 +69,7 @@ def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
     assert all(entry.interval == by_place[entry.position] + 1 for entry in found)
 
 
-# --- who leaves -----------------------------------------------------------------------------------
+# --- what is evicted ------------------------------------------------------------------------------
 
 
 def head(weights, values):

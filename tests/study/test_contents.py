@@ -48,11 +48,11 @@ def test_servings_are_the_plan_s():
 
 def test_work_by_hand():
     """H2O has 65 entries but for the first 4 tokens: probabilities of 4 query heads are read, a sum
-    is read and written, 65·4·(4 + 2) bytes = 1.5 KiB; from the fifth token on somebody has to go.
+    is read and written, 65·4·(4 + 2) bytes = 1.5 KiB; from the fifth token on one entry is evicted.
     A lagged method decides now and then."""
     found = cells(work_per_token(plan("h2o", 64, generated=400)))
     assert found["update what is remembered"][:2] == ("400", "1.5")
-    assert found["find who goes"][0] == "396"
+    assert found["find what to evict"][0] == "396"
     assert "move the survivors together" not in found
     found = cells(work_per_token(plan("lazy_eviction@window=10", 64)))
     assert (found["rate the entries"][0], found["update what is remembered"][0]) == ("4", "40")

@@ -1,4 +1,4 @@
-"""What is stored is what README and ledger say; readings are compared problem by problem."""
+"""What is stored is what README and ledger say; interpretations are compared by problem."""
 
 import re
 from dataclasses import replace
@@ -83,14 +83,14 @@ def test_the_page_of_both_knobs_shows_what_is_stored():
 
 
 def test_without_protection_neither_h2o_nor_caote_solves_a_program():
-    """Errata and ledger say so, beside what CAOTE gains where the newest half is safe."""
+    """Errata and ledger say so, beside what CAOTE gains where the newest half is protected."""
     points = [p for p in stored_summary("study").points if p.method.endswith("h2o@recent=0")]
     assert {each.method for each in points} == {"h2o@recent=0", "caote:h2o@recent=0"}
     assert not any(any(each.outcomes) for each in points)
 
 
 def test_readings_are_compared_problem_by_problem():
-    """The other reading solves one problem more of four; its errors are 0.1 larger on each."""
+    """The other interpretation solves one problem more of four; its errors are each 0.1 larger."""
 
     def point(spec, marks, errors):
         outcomes = tuple(mark == "1" for mark in marks)

@@ -24,7 +24,7 @@ def rated(press, keys, values, attentions):
 
 
 def survivors(press, scores, keys, budget):
-    """Let the press drop entries, and return the indices of those that it kept."""
+    """Let the press evict entries, and return the indices of those that it kept."""
     n = keys.shape[1]
     press.compression_ratio = 1 - min(budget, n) / n
     press.score = lambda *_: scores[None]

@@ -64,7 +64,7 @@ export function fastEvictionError(h, values, norm = 2) {
     weight / Math.max(rest[j], Number.EPSILON) * distance(mean, values[j], norm)); // [CAOTE 23]
 }
 
-/** Exact change of the output when a whole set leaves: ‖Σ_E h(v − X)‖/(1 − Σ_E h). */
+/** Exact change of the output when a whole set is evicted: ‖Σ_E h(v − X)‖/(1 − Σ_E h). */
 export function jointError(h, values, evicted) {
   const output = weightedValues(h, values), pull = new Float64Array(output.length);
   let left = 0;
@@ -126,7 +126,7 @@ export class EvictionError extends Score {
     return perHead.map(lengths);
   }
 
-  /** Evict one after the other; survivors rank above all that went, the last to go highest. */
+  /** Evict one after the other; survivors rank above all that were evicted, the last of these highest. */
   eliminationOrder(h, values, candidates, room) {
     const order = new Float64Array(candidates.length).fill(Infinity);
     const evicted = candidates.map(() => false);
@@ -162,7 +162,7 @@ export class Caote extends Method {
     norm: real(2, 1, 8, "Order of the norm in which the change of the output is measured."),
     heads: choice("l2", ["l2", "mean", "max", "attention", "layer"], "How errors of a query group combine."),
     several: choice("independent", ["independent", "sequential", "joint_greedy"],
-      "How to choose more than one victim at once."),
+      "How to choose several entries to evict at once."),
     normalize_over: choice("present", ["present", "candidates"],
       "Entries over which the wrapped score is divided by its sum."),
     pool: whole(null, 1, 15, "Kernel of a mean pooling of the finished score.", { none: true }),
@@ -180,7 +180,7 @@ export class Caote extends Method {
     if (this.several !== "independent") this.checkSeveral();
   }
 
-  /** Throw if victims that are chosen together do not go with another option. */
+  /** Throw if an option does not allow several entries to be chosen together. */
   checkSeveral() {
     if (this.heads === "layer") throw new RangeError("heads = layer needs several = independent");
     if (this.pool !== null) throw new RangeError(`pool = ${this.pool} needs several = independent`);

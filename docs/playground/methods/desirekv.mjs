@@ -171,7 +171,7 @@ export class DesireKV extends Method {
   static budgeted = false;
   static options = {
     interval: whole(1024, 4, 128, "Generated tokens P between two events."),
-    selector: whole(32, 1, 64, "Newest queries R that decide, and stay."),
+    selector: whole(32, 1, 64, "Newest queries R that decide, and are kept."),
     radius: whole(3, 0, 8, "Half-width of the pooling."),
     border: choice("zero", ["zero", "shrink"], "What lies beyond the border of the pooling: zeros, or nothing (shrink)."),
     normalize_over: choice("candidates", ["candidates", "present"], "Keys over which the selector's softmax runs."),

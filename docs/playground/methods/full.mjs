@@ -1,4 +1,4 @@
-/** Full cache: nothing is forgotten; as reference/methods/full.py. */
+/** Full cache: nothing is evicted; as reference/methods/full.py. */
 
 import { Method, refuseBudget } from "../method.mjs";
 import { Full, Never, Nobody, Policy, Score, Unlimited } from "../policy.mjs";

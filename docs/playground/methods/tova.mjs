@@ -27,7 +27,7 @@ export class LastRowAttention extends Score {
   }
 }
 
-/** Drop the entry with the least attention of the newest token; no entry is protected. */
+/** Evict the entry with the least attention of the newest token; no entry is protected. */
 export class TOVA extends Method {
   static id = "tova";
   static title = "TOVA";

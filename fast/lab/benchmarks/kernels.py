@@ -96,7 +96,7 @@ class Size:
         return torch.softmax(self.random(rows, self.entries).float(), dim=-1)
 
     def positions(self) -> Tensor:
-        """Return the positions of entries of which none has left."""
+        """Return the positions of entries of which none was evicted."""
         places = torch.arange(self.entries, dtype=torch.int32, device=self.device)
         return places.repeat(self.batch, self.kv_heads, 1)
 

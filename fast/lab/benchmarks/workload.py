@@ -81,7 +81,7 @@ def tiny_llama(device: str = "cpu") -> Any:
 
 
 def fetched(directory: str) -> Any:
-    """Return a language model that lies in a directory, in float32; it never ends a text."""
+    """Return the language model in a directory, in float32; it never ends a text."""
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     model.generation_config = GenerationConfig(pad_token_id=0)
     return model

@@ -1,6 +1,6 @@
 // Runs llama.cpp through node-llama-cpp of the folder that is named; settings: type of keys and values, as in "Q8_0",
 // and whether llama.cpp may rotate them, as it does unless it is told not to; and of a context of so many tokens that
-// is full, how many tokens leave (shift) after how many that stay (keep).
+// is full, how many tokens are evicted (shift) after how many that are kept (keep).
 import fs from "fs";
 import {createRequire} from "module";
 import {pathToFileURL} from "url";

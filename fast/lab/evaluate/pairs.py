@@ -141,7 +141,7 @@ def _adjusted(pairs: Sequence[Pair], measure: Measure) -> list[float]:
 
 
 def _shown_better(pairs: Sequence[Pair], measure: Measure) -> list[bool]:
-    """Say of each pair whether the first is shown to be better than the second."""
+    """Say of each pair whether the first is significantly better than the second."""
     return [
         p < 1 - LEVEL and measure.goodness(first) > measure.goodness(second)
         for (first, second), p in zip(pairs, _adjusted(pairs, measure), strict=True)
@@ -158,7 +158,7 @@ def _by_budget(rows: Sequence[RowType], measure: Measure) -> dict[Any, list[RowT
 
 
 def leaders(rows: Sequence[Row], measure: Measure) -> dict[Any, frozenset[str]]:
-    """Return per budget the methods that are not shown to be worse than the best.
+    """Return per budget the methods that are not significantly worse than the best.
 
     If the best has no yes, the set is empty.
     """
@@ -201,7 +201,7 @@ SHORT = (
     Column("difference", lambda test: _difference(test)),
     Column("p (Holm)", "p_adjusted", lambda p: _p(p)),
 )
-"""What a terminal has room for; the method that is shown to be better is bold."""
+"""What a terminal has room for; the method that is significantly better is bold."""
 
 TESTS_CAPTION = (
     "Bold: significantly better. Yes or no (solved, found): means are shares; only 1st, only 2nd: "

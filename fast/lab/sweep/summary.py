@@ -111,7 +111,7 @@ class TaskSummary:
     tests: tuple[Test, ...]
     """The pairs that the sweep names, by every measure."""
     leaders: Mapping[int, frozenset[str]]
-    """Per budget, of the methods known to hold it, those that are not shown to be worse than the
+    """Per budget, of the methods known to hold it, those that are not significantly worse than the
     best by the `main_measure` (paired tests of all pairs at all budgets, adjusted by Holm). The set
     is empty if no method solved a problem. The oracle does not count."""
     controls: tuple[Point, ...] = ()

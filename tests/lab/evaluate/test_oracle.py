@@ -47,7 +47,7 @@ def test_the_oracle_evicts_the_entry_that_is_used_last():
     score = oracle_policy([np.vstack([uses, uses[:2]])], budget=3, recent=0).score
     seen = observation(np.full((1, 5), 0.2), seen=3)
     scores = score.score(State(), seen, np.ones((1, 5), dtype=bool), 2)
-    assert scores[0].argsort().tolist() == [3, 4, 2, 0, 1], "the oldest unused entry leaves first"
+    assert scores[0].argsort().tolist() == [3, 4, 2, 0, 1], "the oldest unused entry is the first"
 
 
 def test_the_oracle_solves_with_half_of_the_memory_what_random_does_not(backend):
