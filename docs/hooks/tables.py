@@ -17,9 +17,10 @@ FOLDED = {
 }
 """Sections that open on a click, by page, and what their blocks are called."""
 TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*\n?)+)", re.MULTILINE)
-CELL = re.compile(r"(<td[^>]*>)(.*?)(</td>)", re.DOTALL)
-JOINT = re.compile(r"(?<=[,@:=/_])(?=\w)|(?<=[a-z0-9])(?=[A-Z][a-z])")
-WORD = re.compile(r"(<[^>]*>)|[^\s<]{12,}")
+CELL = re.compile(r"(<t([dh])\b[^>]*>)(.*?)(</t\2>)", re.DOTALL)
+JOINT = re.compile(r"(?<=[@:=/_])(?=\w)|(?<=[,.])(?=[A-Za-z_])|(?<=[a-z0-9])(?=[A-Z])")
+WORD = re.compile(r"(<[^>]*>)|[^\s<]{9,}")
+INTERVAL = re.compile(r"\([−+.\d]+ to [−+.\d]+\)")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -47,6 +48,7 @@ def on_page_context(context: Any, page: Page, **_: Any) -> Any:
 
 
 def jointed(cell: re.Match[str]) -> str:
-    """Mark where the long words of a cell may break; tags stay as they are."""
-    breakable = WORD.sub(lambda word: word[1] or JOINT.sub("<wbr>", word[0]), cell[2])
-    return f"{cell[1]}{breakable}{cell[3]}"
+    """Mark where the long words of a cell may break, and its intervals; tags stay as they are."""
+    breakable = WORD.sub(lambda word: word[1] or JOINT.sub("<wbr>", word[0]), cell[3])
+    marked = INTERVAL.sub(r'<span class="kvlab-interval">\g<0></span>', breakable)
+    return f"{cell[1]}{marked}{cell[4]}"

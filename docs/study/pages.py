@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
@@ -132,10 +133,7 @@ def machine_checked(tag: str) -> str:
 def figures_of(measured: Measured) -> str:
     """Write what was measured, a row per method."""
     lines = [f"| {escape_markdown(measured.what)}; {measured.where} | mean, 95 % |", "|---|---|"]
-    lines += [
-        f"| `{name}` | {mean:.3g} ({low:.3g} to {high:.3g}) |"
-        for name, (mean, low, high) in measured.figures.items()
-    ]
+    lines += [f"| `{name}` | {spread(Interval(*x))} |" for name, x in measured.figures.items()]
     return "\n".join(lines)
 
 

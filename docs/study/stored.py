@@ -1,6 +1,7 @@
 """What sweeps and other commands found: read from ``results/``, and as a table."""
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
@@ -98,4 +99,5 @@ def _points(found: TaskSummary, specs: Collection[str], budgets: Collection[str]
 
 def spread(interval: Interval, form: str = ".3g") -> str:
     """Write a mean and its interval, three numbers in the same form."""
-    return f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
+    text = f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
+    return re.sub(r"(?<!e)-", "−", text)

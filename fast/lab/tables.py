@@ -28,6 +28,7 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "^": r"\textasciicircum{}",
     "≈": r"$\approx$",
     "†": r"$\dagger$",
+    "−": "$-$",
     **{letter: f"${letter}$" for letter in "<>|"},
 }
 """How LaTeX writes what stands for something else in it, or is in no common font."""

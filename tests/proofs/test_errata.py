@@ -15,7 +15,7 @@ from kvlab.reference.proofs import PAPERS, claims, count
 from kvlab.reference.proofs.ledger import ledger
 from study.pages import tables
 from study.readings import Difference, differences, pairs
-from study.stored import stored_summary
+from study.stored import spread, stored_summary
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)
@@ -27,7 +27,7 @@ DIFFERENCE = Difference("h2o@every=2", "h2o", "h2o@every=2", 9, 0.5, EFFECT, EFF
 def test_an_interval_without_zero_is_bold():
     decided = replace(DIFFERENCE, solved=Interval(0.5, 0.25, 0.75))
     (table,) = tables([decided])
-    assert "| **+0.50 (+0.25 to +0.75)** | -0.250 (" in table
+    assert "| **+0.50 (+0.25 to +0.75)** | −0.250 (−0.500 to " in table
     assert Interval(-0.5, -0.75, -0.25).decides and not EFFECT.decides
 
 
@@ -72,8 +72,8 @@ def test_the_page_holds_every_item_claim_and_reading_of_now():
         ).replace('"', "")
         assert all(f"\n    {command}\n" in page for command in row.commands)
         for each in row.measured:
-            for name, (mean, low, high) in each.figures.items():
-                assert f"| `{name}` | {mean:.3g} ({low:.3g} to {high:.3g}) |" in page
+            for name, found in each.figures.items():
+                assert f"| `{name}` | {spread(Interval(*found))} |" in page
     for name in PAPERS:
         assert f"method `{name}`: {count(claims(name))}." in page
         for divergence in methods.divergences(name):

@@ -219,10 +219,8 @@ def _mean(test: Test, mean: float) -> str:
 
 
 def _difference(test: Test) -> str:
-    found = test.difference
-    if test.only_first is not None:
-        return found.percent(1, "+", " to ")
-    return found.written(4, "+", " to ")
+    digits, scale = (4, 1) if test.only_first is None else (1, 100)
+    return test.difference.written(digits, "+", " to ", scale)
 
 
 def _p(p: float) -> str:

@@ -31,7 +31,7 @@ class Interval:
         """Write mean and ends as plain numbers, each multiplied by ``scale``."""
         ends = (self.mean, self.low, self.high)
         mean, low, high = (f"{scale * x:{sign}.{digits}f}" for x in ends)
-        return f"{mean} ({low}{to}{high})"
+        return f"{mean} ({low}{to}{high})".replace("-", "−")
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
