@@ -30,7 +30,7 @@ class Code(ABC):
 
     @property
     def tokens(self) -> int:
-        """Vectors that are stored together, and can only be kept or dropped together."""
+        """Vectors that are stored together, and can only be kept or evicted together."""
         return 1
 
     def bits_with_scales(self, d: int) -> float:

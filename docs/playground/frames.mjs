@@ -9,7 +9,7 @@ export const CHOSEN = 2;
 export const GONE = 3;
 
 /**
- * Picture the result of a step, per KV head: `positions`, `fates`, `scores` (NaN where nobody was
+ * Picture the result of a step, per KV head: `positions`, `fates`, `scores` (NaN where nothing was
  * rated), `bits` (mean of key and value, 0 for what is evicted) and `attention` of the block's last query.
  */
 export function picture({ seen, cache, keep, safe, scores }) {

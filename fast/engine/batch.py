@@ -61,12 +61,12 @@ class BatchClock:
 
 @dataclass(frozen=True)
 class KeepSet:
-    """Slots that stay, for every sequence and head."""
+    """Slots to keep, for every sequence and head."""
 
     slots: Int[Tensor, "N G kept"]
     """In ascending position; a sequence that keeps fewer slots than another has them at the end."""
     counts: Sequence[int]
-    """How many slots stay per head, for each sequence."""
+    """How many slots are kept per head, for each sequence."""
 
     @property
     def in_use(self) -> Bool[Tensor, "N G kept"]:
@@ -75,7 +75,7 @@ class KeepSet:
         return used.expand_as(self.slots)
 
     def among(self, entries: int) -> Marks:
-        """Mark which of ``entries`` slots stay."""
+        """Mark which of ``entries`` slots are kept."""
         nobody = torch.zeros(
             (*self.slots.shape[:2], entries), dtype=torch.bool, device=self.slots.device
         )

@@ -56,7 +56,7 @@ def next_use(problem: Problem) -> Int[Array, "t t"]:
 def least_memory(problem: Problem) -> int:
     """Return the most entries that are needed at once while the run is written.
 
-    The newest entries, as many as a step has, stay: the running step is among them.
+    The newest entries, as many as a step has, are kept: the running step is among them.
     """
     position = np.arange(problem.tokens)
     age = position[:, None] - position
