@@ -76,5 +76,5 @@ for key, number in prediction.items():
 #
 # - A method's result depends on its score **and** on its protection.
 # - Only the gain over random eviction with the same protection is due to the score.
-# - Which of the two decides depends on how often a text repeats what is needed; all scores under all
+# - Which of the two decides depends on how often a text repeats what is needed. All scores and
 #   protections, on two models, are in `docs/score_or_protection.md`.
