@@ -20,7 +20,7 @@ TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*\n?)+)", re.MULTILINE)
 CELL = re.compile(r"(<t([dh])\b[^>]*>)(.*?)(</t\2>)", re.DOTALL)
 JOINT = re.compile(r"(?<=[@:=/_])(?=\w)|(?<=[,.])(?=[A-Za-z_])|(?<=[a-z0-9])(?=[A-Z])")
 WORD = re.compile(r"(<[^>]*>)|[^\s<]{9,}")
-INTERVAL = re.compile(r"\([−+.\d]+ to [−+.\d]+\)")
+INTERVAL = re.compile(r"\([−+.\d]+ to [−+.\d]+\)(?: ≈)?")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
