@@ -3,7 +3,7 @@
 import { CHOSEN, GONE, SAFE, UNDECIDED } from "../frames.mjs";
 import { element, shortNumber } from "./elements.mjs";
 
-/** Indices of a head's candidates, from the first to go to the last. */
+/** Indices of a head's candidates, from the first to be evicted to the last. */
 function candidates({ fates, scores }) {
   const found = [...fates.keys()].filter((j) => fates[j] === CHOSEN || fates[j] === GONE);
   return found.sort((a, b) => scores[a] - scores[b] || a - b);

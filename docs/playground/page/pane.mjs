@@ -65,7 +65,7 @@ export class Pane {
     return takesBudget(this.spec) ? this.page.budget : null;
   }
 
-  /** Show another method or problem: what was known is forgotten. */
+  /** Show another method or problem: what was known is discarded. */
   reset() {
     this.run?.drop();
     this.run = null;

@@ -55,7 +55,7 @@ export class Run {
     this.worker.postMessage({ type: "until", id: this.id, count });
   }
 
-  /** Forget the run: what still arrives of it is not listened to. */
+  /** Discard the run: what still arrives of it is not listened to. */
   drop() {
     this.worker.removeEventListener("message", this.listener);
     this.worker.postMessage({ type: "drop", id: this.id });

@@ -137,7 +137,7 @@ function look(run, heads, step, codes) {
   return { entries: entries / heads.length, bits: stored / heads.length / seen, left: left / heads.length };
 }
 
-// ---- the picture of forgetting: tokens from left to right, steps from top to bottom ---------------
+// ---- the picture of what is evicted: tokens from left to right, steps from top to bottom ---------------
 
 const MOST_ROWS = 240;
 
@@ -326,7 +326,7 @@ class Pane {
     this.rest = setTimeout(() => this.draw(0, this.spans.length), REST);
     const seen = run.steps[this.step];
     this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head · ${number(found.bits)} bit per element of the full cache`
-      + (found.left ? ` · ${number(found.left)} evicted now` : run.decisions[this.step] ? " · looked, evicted nothing" : "");
+      + (found.left ? ` · ${number(found.left)} evicted now` : run.decisions[this.step] ? " · decided, evicted nothing" : "");
     this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
     this.tell();
   }
