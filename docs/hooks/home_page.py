@@ -136,7 +136,7 @@ def played() -> str:
 
 def still(spec: str) -> str:
     """Show, without scripts, a picture in the place of the frame."""
-    hidden = "<style>.md-typeset iframe.kvlab-frame { display: none }</style>"
+    hidden = "<style>.md-typeset iframe.kvlab-frame, .kvlab-plays { display: none }</style>"
     return (
         f"<noscript>{hidden}<p>Scripts are switched off, so nothing plays. The picture has what "
         f"<code>{spec}</code> keeps of another text: a row is a token, a column a step, and grey "
