@@ -15,7 +15,7 @@ from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.fast.lab.sweep.summary import ACCEPTED, summarise
 from kvlab.reference.tasks.jumps import FACTS
-from study.stored import RESULTS, spread
+from study.stored import RESULTS
 
 WRONG, FEWER = "wrong facts per step", "fewer than the control's"
 
@@ -43,7 +43,7 @@ def draw() -> Picture:
         y = np.array([[*vars(values[n]).values()] for n in x]).T
         axes.errorbar(x, y[0], abs(y[1:] - y[0]), label=method, color=f"C{methods.index(method)}")
         axes.set(xlabel="times that a fact is stated", xticks=x, ylabel=row, title=budget)
-        print(row, budget, method, *(spread(values[n], ".2f") for n in x), sep=" | ")
+        print(row, budget, method, *(values[n].written(".2f", " to ") for n in x), sep=" | ")
     return finish(figure, "Wrong facts per step against copies of each fact.", "below")
 
 

@@ -24,7 +24,7 @@ from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.ledger import LedgerRow, Measured, ledger
 from kvlab.reference.proofs.machine_checked import PLACE, theorems
 from study.readings import Difference, differences, pairs
-from study.stored import spread, stored_summary
+from study.stored import stored_summary
 
 HEAD = Path(__file__).parent / "heads" / "claims.md"
 
@@ -133,7 +133,8 @@ def machine_checked(tag: str) -> str:
 def figures_of(measured: Measured) -> str:
     """Write what was measured, a row per method."""
     lines = [f"| {escape_markdown(measured.what)}; {measured.where} | mean, 95 % |", "|---|---|"]
-    lines += [f"| `{name}` | {spread(Interval(*x))} |" for name, x in measured.figures.items()]
+    for name, found in measured.figures.items():
+        lines.append(f"| `{name}` | {Interval(*found).written('.3g', ' to ')} |")
     return "\n".join(lines)
 
 
@@ -163,14 +164,16 @@ COLUMNS = (
     Column("interpretation", "option_run"),
     Column("entries", lambda row: "own rule" if row.budget is None else row.budget),
     Column("solved by default", "solved_default", ".2f"),
-    Column("solved", "solved", lambda x: spread(x, "+.2f"), bold=lambda row: row.solved.decides),
+    Column(
+        "solved", "solved", lambda x: x.written("+.2f", " to "), bold=lambda row: row.solved.decides
+    ),
     Column(
         "error",
         "output_error",
-        lambda x: spread(x, "+.3f"),
+        lambda x: x.written("+.3f", " to "),
         bold=lambda row: row.output_error.decides,
     ),
-    Column("KL", "kl", lambda x: spread(x, "+.3f"), bold=lambda row: row.kl.decides),
+    Column("KL", "kl", lambda x: x.written("+.3f", " to "), bold=lambda row: row.kl.decides),
 )
 
 

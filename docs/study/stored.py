@@ -1,14 +1,12 @@
 """What sweeps and other commands found: read from ``results/``, and as a table."""
 
 import json
-import re
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
-from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import marked_budget
 from kvlab.fast.lab.sweep.compare import COLUMNS
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
@@ -95,9 +93,3 @@ def _points(found: TaskSummary, specs: Collection[str], budgets: Collection[str]
         if point.refusal is None and point.method in (specs or {point.method})
         if point.budget in entries
     ]
-
-
-def spread(interval: Interval, form: str = ".3g") -> str:
-    """Write a mean and its interval, three numbers in the same form."""
-    text = f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
-    return re.sub(r"(?<!e)-", "−", text)

@@ -15,7 +15,7 @@ from kvlab.reference.proofs import PAPERS, claims, count
 from kvlab.reference.proofs.ledger import ledger
 from study.pages import tables
 from study.readings import Difference, differences, pairs
-from study.stored import spread, stored_summary
+from study.stored import stored_summary
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)
@@ -73,7 +73,7 @@ def test_the_page_holds_every_item_claim_and_reading_of_now():
         assert all(f"\n    {command}\n" in page for command in row.commands)
         for each in row.measured:
             for name, found in each.figures.items():
-                assert f"| `{name}` | {spread(Interval(*found))} |" in page
+                assert f"| `{name}` | {Interval(*found).written('.3g', ' to ')} |" in page
     for name in PAPERS:
         assert f"method `{name}`: {count(claims(name))}." in page
         for divergence in methods.divergences(name):

@@ -90,8 +90,8 @@ def _cell(gain: Test | None, measure: Measure) -> Cell:
     found = gain.difference
     if measure.sign < 0:
         found = Interval(-found.mean, -found.high, -found.low)
-    digits, scale = (1, 100) if gain.only_first is not None else (4, 1)
-    text = found.written(digits, "+", " to ", scale)
+    form, scale = ("+.4f", 1) if gain.only_first is None else ("+.1f", 100)
+    text = found.written(form, " to ", scale)
     return Bold(text) if is_significant(gain) else f"{text} {NO_GAIN}"
 
 

@@ -219,8 +219,8 @@ def _mean(test: Test, mean: float) -> str:
 
 
 def _difference(test: Test) -> str:
-    digits, scale = (4, 1) if test.only_first is None else (1, 100)
-    return test.difference.written(digits, "+", " to ", scale)
+    form, scale = ("+.4f", 1) if test.only_first is None else ("+.1f", 100)
+    return test.difference.written(form, " to ", scale)
 
 
 def _p(p: float) -> str:

@@ -1,5 +1,6 @@
 """Intervals for shares and differences, and tests of differences."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,15 +24,14 @@ class Interval:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
-    def percent(self, digits: int = 1, sign: str = "", to: str = "–") -> str:
-        """Write a share, or a difference of shares, in percent."""
-        return self.written(digits, sign, to, 100)
+    def percent(self, digits: int = 1) -> str:
+        """Write a share in percent."""
+        return self.written(f".{digits}f", scale=100)
 
-    def written(self, digits: int, sign: str = "", to: str = "–", scale: float = 1.0) -> str:
-        """Write mean and ends as plain numbers, each multiplied by ``scale``."""
-        ends = (self.mean, self.low, self.high)
-        mean, low, high = (f"{scale * x:{sign}.{digits}f}" for x in ends)
-        return f"{mean} ({low}{to}{high})".replace("-", "−")
+    def written(self, form: str, to: str = "–", scale: float = 1.0) -> str:
+        """Write mean and ends as numbers of a format such as ``.3g``, multiplied by ``scale``."""
+        mean, low, high = (f"{scale * x:{form}}" for x in (self.mean, self.low, self.high))
+        return re.sub(r"(?<!e)-", "−", f"{mean} ({low}{to}{high})")
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:

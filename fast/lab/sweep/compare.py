@@ -45,7 +45,7 @@ COLUMNS = (
     Column("KL", lambda point: point.mean("kl"), ".3f"),
     *HELD,
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
-    Column("ms", "seconds_per_token", lambda seconds: seconds.written(1, scale=1000), width=18),
+    Column("ms", "seconds_per_token", lambda seconds: seconds.written(".1f", scale=1000), width=18),
 )
 """What a comparison says of a point."""
 

@@ -244,7 +244,7 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
         mean, interval = point.mean(name), point.measured.get(name)
         if mean is None or interval is None:
             return None if mean is None else f"{mean:.3f}"
-        return interval.written(3)
+        return interval.written(".3f")
 
     return write
 
@@ -256,13 +256,13 @@ FIGURES = (
     Column("until rejected", "until_rejected", ".1f"),
     Column("perplexity", format=".4f"),
     Column("gap", format="+.4f"),
-    Column("nats", format=lambda nats: nats.written(4, "+", " to ")),
+    Column("nats", format=lambda nats: nats.written("+.4f", " to ")),
     Column("entries", lambda point: point.mean("entries"), ".0f"),
     Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
     Column("error", _with_interval("output_error")),
     Column("KL", _with_interval("kl")),
-    Column("ms", "seconds_per_token", lambda seconds: seconds.written(2, scale=1000)),
+    Column("ms", "seconds_per_token", lambda seconds: seconds.written(".2f", scale=1000)),
 )
 """Figures of a point; `figure_columns` leaves out those that no point has."""
 
