@@ -107,12 +107,8 @@ clean:  ## remove the environment and everything built
 	@$(INSTALL) --no-compile -e . || { echo $(NO_INDEX); exit 1; }
 	@touch $@
 
-.venv/fast: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e '.[fast]' || { echo $(NO_INDEX); exit 1; }
-	@touch $@ .venv/demo
-
-.venv/docs: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e '.[docs]' || { echo $(NO_INDEX); exit 1; }
+.venv/fast .venv/docs: $(SETUP) | .venv/bin/python
+	$(INSTALL) -e '.[$(@F)]' || { echo $(NO_INDEX); exit 1; }
 	@touch $@ .venv/demo
 
 .venv/dev: $(SETUP) | .venv/bin/python

@@ -17,14 +17,15 @@ sys.path.append(str(ROOT / "notebooks"))
 from exercises import read  # noqa: E402  (the notebooks' own)
 
 SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
-PAGES = {path.stem[:2]: f"{path.stem}.md" for path in SOURCES.glob("[0-9][0-9]_*.py")}
+NOTEBOOKS = sorted(SOURCES.glob("[0-9][0-9]_*.py"))
+PAGES = {path.stem[:2]: f"{path.stem}.md" for path in NOTEBOOKS}
 MENTION = re.compile(r"\b(?P<claim>(?:AK|CA|DE|LE)-\d+[a-z]?)\b|\bnotebook (?P<number>\d\d)\b")
 """Claims and other notebooks, which a page links."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page, the executed notebook and the script of every notebook."""
-    for source in sorted(SOURCES.glob("[0-9][0-9]_*.py")):
+    for source in NOTEBOOKS:
         executed = EXECUTED / f"{source.stem}.ipynb"
         if not executed.exists():
             raise PluginError(f"{executed} does not exist: run `make notebooks` first")

@@ -13,11 +13,14 @@ from kvlab.reference.proofs.definitions import output_without
 from kvlab.reference.simulator.observed import Head, choice
 
 
+def outputs_without(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """Return attention's output without each entry, computed anew: n softmaxes."""
+    return np.stack([output_without(np.log(h), values, [j]) for j in range(len(h))])
+
+
 def recomputed_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Float[Array, " n"]:
-    """‖X − X'‖ of every entry, X' being attention computed anew without it: n softmaxes."""
-    output = h @ values
-    without = [output_without(np.log(h), values, [j]) for j in range(len(h))]
-    return np.linalg.norm(output - np.stack(without), axis=-1)
+    """‖X − X'‖ of every entry, X' being attention computed anew without it."""
+    return np.linalg.norm(h @ values - outputs_without(h, values), axis=-1)
 
 
 def scores_by_entry(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Table:
@@ -39,9 +42,8 @@ def moved_outputs(h: Float[Array, " n"], values: Float[Array, "n 2"]) -> Picture
     figure, (axes,) = canvas(width=6, height=2.8)
     output = h @ values
     axes.scatter(*values.T, s=900 * h, alpha=0.25)
-    for j, value in enumerate(values):
+    for j, (value, moved) in enumerate(zip(values, outputs_without(h, values), strict=True)):
         axes.text(value[0], value[1], f"$v_{j}$, {h[j]:.2f}", ha="center", va="center", fontsize=9)
-        moved = output_without(np.log(h), values, [j])
         arrow = {"arrowstyle": "->", "color": RED, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", tuple(moved), tuple(output), arrowprops=arrow)
         apart = np.linalg.norm(moved - output)

@@ -74,12 +74,13 @@ class LedgerRow:
 def ledger() -> tuple[LedgerRow, ...]:
     """Return all rows, paper by paper."""
     stored, measured = _read("ledger.toml"), _read("measured.toml")
-    return tuple(
-        LedgerRow(name, **each, measured=[Measured(**one) for one in found])
-        for name in PAPERS
-        for each in stored[name]
-        for found in [measured.get(name, {}).get(each["place"], [])]
-    )
+    rows = []
+    for name in PAPERS:
+        of_places = measured.get(name, {})
+        for each in stored[name]:
+            found = [Measured(**one) for one in of_places.get(each["place"], [])]
+            rows.append(LedgerRow(name, **each, measured=found))
+    return tuple(rows)
 
 
 @cache

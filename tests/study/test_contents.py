@@ -94,7 +94,8 @@ def test_judgements_are_means_over_layers():
 
 def test_answers_name_the_parts():
     (row,) = answers([methods.get("lazy_eviction", 60)]).rows
-    assert row[2:] == ("every decode: steps 25", "edges: recent 25", "entries: budget 60", "full")
+    assert row[:3] == ("lazy_eviction", "recurrence", "every decode: steps 25")
+    assert row[3:] == ("edges: recent 25", "entries: budget 60", "full")
 
 
 def test_claims_are_run_and_told():

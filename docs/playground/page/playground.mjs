@@ -81,9 +81,9 @@ class Playground {
       onchange: () => this.change({ budget: this.budgetSlider.value }),
     });
     this.budgetTold = element("output", { for: "pg-budget", "aria-live": "off" }, "The model is being loaded.");
-    this.second = element("button", { type: "button", onclick: () => this.compare() });
+    this.second = element("button", { type: "button", onclick: () => this.compare(this.state.with === "" ? this.other : "") });
     this.against = element("button", {
-      type: "button", title: "Random eviction under the same protection, schedule and budget", onclick: () => { this.tour.root.hidden = true; this.change({ with: this.control }); },
+      type: "button", title: "Random eviction under the same protection, schedule and budget", onclick: () => this.compare(this.control),
     }, "Compare with its control");
     this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
@@ -207,9 +207,15 @@ class Playground {
     this.runButton.focus({ preventScroll: true });
   }
 
-  compare() {
-    const other = this.state.method.split("@")[0] === "caote:h2o" ? "h2o" : "caote:h2o";
-    this.change({ with: this.state.with === "" ? other : "" });
+  /** A method to set beside the first one. */
+  get other() {
+    return this.state.method.split("@")[0] === "caote:h2o" ? "h2o" : "caote:h2o";
+  }
+
+  /** Set a method beside the first one, or none; the tour, which speaks of one, ends. */
+  compare(spec) {
+    this.tour.root.hidden = true;
+    this.change({ with: spec });
   }
 
   choose(position) {
