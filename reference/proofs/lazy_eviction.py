@@ -436,7 +436,7 @@ def sizes(
         n += 1
         found.append(n)
         if step % window == 0 and evicts(n, budget):
-            n = budget
+            n = min(n, budget)
     return [*found, n]
 
 
@@ -459,21 +459,25 @@ def cache_stays_within_budget_and_window() -> Finding:
 @PAPER.printed("LE-4b", "Algorithm 1, line 8, and §4", Verdict.REFUTED, "when to evict")
 def printed_condition_holds_the_budget() -> Finding:
     """Line 8 evicts at t = kW while B ≥ |K|, and the cache keeps to its budget."""
-    cases = [(B, W) for B in range(1, 9) for W in range(1, B + 1)]
+    cases = [
+        (prompt, B, W)
+        for B in range(1, 9)
+        for W, prompt in product(range(1, B + 1), range(1, B + 2))
+    ]
     printed, text = (
-        {(B, W): sizes(B + 1, B, W, evicts, 10 * W)[-1] for B, W in cases}
+        [sizes(*case, evicts, 10 * case[-1])[-1] for case in cases]
         for evicts in (lambda n, B: n <= B, lambda n, B: n > B)
     )
     unbounded = [
-        f"B = {B}, W = {W}, prompt {B + 1}: {printed[B, W]} entries after {10 * W} steps"
-        for B, W in cases
-        if printed[B, W] > B + W
+        f"B = {B}, W = {W}, prompt {prompt}: {size} entries after {10 * W} steps"
+        for (prompt, B, W), size in zip(cases, printed, strict=True)
+        if size > B + W
     ]
     return judged(
         next(iter(unbounded), ""),
-        f"{len(cases)} sizes, ten windows",
+        f"{len(cases)} sizes, ten windows; {len(unbounded)} end above B + W",
         "the cache keeps to B if |K| > B is demanded, as text and code do",
-        all(text[B, W] == B for B, W in cases),
+        text == [B for _, B, _ in cases],
     )
 
 

@@ -91,7 +91,11 @@ def sizes_and_scores():
     results = run_all(f"lazy_eviction@window={W}", B, prompt, t)[1:]
     held = [each.seen.positions.shape[1] for each in results]
     left = [len(each.cache) for each in results]
-    of_line_8 = lazy_eviction.sizes(B + 1, B, W, lambda n, B: n <= B, t)[-1]
+    prompts, tokens = np.array([[1], [B], [B + 1]]), np.arange(t)
+    of_line_8 = [
+        [lazy_eviction.sizes(each, B, W, lambda n, B: n <= B, step)[-1] for step in range(t)]
+        for each in (1, B, B + 1)
+    ]
     m = 1 + 5 * RNG.random()
     printed, code = (
         lambda m, reading=reading: Recurrence(LazyEviction(h2_reading=reading)).interval_score(

@@ -4,13 +4,13 @@ From Coquelicot Require Import Coquelicot.
 Import ListNotations.
 
 (* Entries after generated token t and the eviction at its end: every W tokens, if [evicts] says so
-   of the number of entries and the budget B, only B entries stay. *)
+   of the number of entries and the budget B, at most B entries stay. *)
 Fixpoint size (prompt B W : nat) (evicts : nat -> nat -> bool) (t : nat) : nat :=
   match t with
   | O => prompt
   | S s =>
       let n := S (size prompt B W evicts s) in
-      if (t mod W =? 0)%nat && evicts n B then B else n
+      if (t mod W =? 0)%nat && evicts n B then Nat.min n B else n
   end.
 Definition above_budget (n B : nat) : bool := (B <? n)%nat.  (* §4: |S_t| > B *)
 Definition line_8 (n B : nat) : bool := (n <=? B)%nat.  (* Algorithm 1, line 8: B ≥ |K| *)
@@ -32,7 +32,7 @@ Lemma size_between_evictions t : (size t <= Nat.max prompt B + t mod W)%nat.
 Proof.
   induction t as [|t IH]; [simpl; lia|]. cbn [kvlab.lazy_eviction.size].
   unfold above_budget at 1. destruct (one_token_later t) as [E|E]; rewrite E.
-  - destruct (Nat.ltb_spec B (S (size t))); simpl; lia.
+  - destruct (Nat.ltb_spec B (S (size t))); cbn [andb Nat.eqb]; lia.
   - simpl. lia.
 Qed.
 
@@ -54,23 +54,22 @@ Theorem budget_is_kept k : (1 <= k)%nat -> (size (k * W) <= B)%nat.
 Proof.
   intros H. assert (M := Nat.mod_mul k W ltac:(lia)). assert (P : (k * W <> 0)%nat) by nia.
   destruct (k * W)%nat as [|t]; [contradiction|]. cbn [kvlab.lazy_eviction.size]. rewrite M.
-  unfold above_budget at 1. destruct (Nat.ltb_spec B (S (size t))); simpl; lia.
+  unfold above_budget at 1. destruct (Nat.ltb_spec B (S (size t))); cbn [andb Nat.eqb]; lia.
 Qed.
 End bound.
 
-(* Paper: Algorithm 1, line 8, refuted as printed: it evicts while B ≥ |K|, so a prompt above the
-          budget is never cut, and the cache grows beyond any number
+(* Paper: Algorithm 1, line 8, refuted as printed: it evicts while B ≥ |K|, where all entries fit, so
+          no entry is ever evicted, whatever the prompt and B, and the cache grows beyond any number
    Claims: LE-4b
    About: kvlab.reference.proofs.lazy_eviction.sizes
-   Python: of_line_8 == B + 1 + t *)
-Theorem line_8_never_evicts prompt B W : (B < prompt)%nat ->
+   Python: of_line_8 == prompts + tokens *)
+Theorem line_8_never_evicts prompt B W :
   (forall t, size prompt B W line_8 t = prompt + t)%nat /\
   (forall bound, exists t, bound < size prompt B W line_8 t)%nat.
 Proof.
-  intros H.
   assert (grows : forall t, size prompt B W line_8 t = (prompt + t)%nat).
   { induction t as [|t IH]; [simpl; lia|]. cbn [size]. rewrite IH. unfold line_8.
-    destruct (Nat.leb_spec (S (prompt + t)) B); [lia|]. rewrite andb_false_r. lia. }
+    destruct (_ =? _)%nat, (Nat.leb_spec (S (prompt + t)) B); cbn [andb]; lia. }
   split; [exact grows|]. intros bound. exists (S bound). rewrite grows. lia.
 Qed.
 
