@@ -72,6 +72,15 @@ def test_equal_entries_have_exactly_equal_errors(error):
             assert len(set(errors[order == entry])) == 1
 
 
+@pytest.mark.parametrize("error", [eviction_error, fast_eviction_error])
+def test_equal_values_leave_errors_of_rounding(error):
+    """Exactly they are 0: of unequal weights rounding decides, and not for the oldest alone."""
+    weights, value = np.random.default_rng(0).dirichlet(np.ones(9), size=20), np.array([0.3, -0.7])
+    errors = error(weights, np.tile(value, (20, 9, 1)))
+    assert (errors <= FLOAT64 * np.linalg.norm(value)).all()
+    assert len(set(errors.argmin(axis=1))) > 1
+
+
 @given(st.integers(0, 10**6))
 def test_joint_greedy_grows_its_set_by_the_exact_error(seed):
     h, values = random_case(seed)

@@ -43,6 +43,14 @@ def test_sensitivity_by_hand():
     assert above.sensitive(seen, all_three).tolist() == [[False, False, True]]
 
 
+def test_equal_keys_are_not_sensitive():
+    """Each has an outlier and relative sensitivity 1, so the median is 1, and none is above it."""
+    keys, window = np.tile(BLOCK, (1, 4, 1)), np.ones((1, 4), dtype=bool)
+    assert sensitivity(keys, window, group=8).tolist() == [1.0] * 4
+    seen = observation([[1 / 4] * 4], keys=keys)
+    assert not BitsBySensitivity(DesireKV(group=8)).sensitive(seen, window).any()
+
+
 def test_a_short_last_block_uses_its_own_length():
     """d = 10, g = 8: the block (0, 4) has mean 2 and no outlier."""
     keys = np.array([[[*BLOCK, 0.0, 4.0]]])
@@ -51,16 +59,17 @@ def test_a_short_last_block_uses_its_own_length():
 
 
 def test_the_token_after_a_doubt_is_marked():
-    """Confidence of tokens 2..5: .9 .2 .8 .1, λ = .5: token 4 follows token 3, and what follows
-    token 5 is not decided about. At λ itself a token is confident enough."""
-    confidence = np.array([np.nan, np.nan, 0.9, 0.2, 0.8, 0.1, 0.9])
+    """Confidence of tokens 2..5: .9 .2 – .1, λ = .5: token 4, which was given, follows token 3,
+    and what follows token 5 is not decided about. Token 5 follows a given one, which has none. At λ
+    itself a token is confident enough."""
+    confidence = np.array([np.nan, np.nan, 0.9, 0.2, np.nan, 0.1, 0.9])
     seen = observation([[1 / 7] * 7], prompt=2, confidence=confidence)
     window = np.array([[False, False, True, True, True, True, False]])
     for options, expected in (
         ({"doubt_threshold": 0.5}, [4]),
         ({"doubt_threshold": 0.2}, []),
         ({"doubt_threshold": 0.5, "doubt_shift": 0}, [3, 5]),
-        ({"doubt_quantile": 0.5, "doubt_shift": 0}, [3, 5]),
+        ({"doubt_quantile": 0.75, "doubt_shift": 0}, [3, 5]),
     ):
         marks = doubtful(DesireKV(**options), seen, window)
         assert np.flatnonzero(marks[0]).tolist() == expected
