@@ -88,7 +88,7 @@ def attend_without_weights(
     queries: Float[Tensor, "N G rho m d"],
     keys: Float[Tensor, "N G n d"],
     values: Float[Tensor, "N G n d"],
-    mask: Bool[Tensor, "N G _ m n"] | None,
+    mask: Bool[Tensor, "N #G _ m n"] | None,
     causal: bool = False,
 ) -> Float[Tensor, "N G rho m d"]:
     """Return the attention output alone, by PyTorch's fused kernels, in the keys' number format.
@@ -104,7 +104,7 @@ def attend_without_weights(
     grouped = rho > 1 and not keys.is_cuda
     if rho > 1 and keys.is_cuda:  # no fused kernel takes a mask and grouped heads
         keys, values = (x.repeat_interleave(rho, dim=1) for x in (keys, values))
-    heads = mask.expand(N, G, rho, m, -1).flatten(1, 2)
+    heads = mask[:, 0] if mask.shape[1] == 1 else mask.expand(N, G, rho, m, -1).flatten(1, 2)
     output = scaled_dot_product_attention(
         every, keys, values, attn_mask=heads, enable_gqa=grouped
     ).view(N, G, rho, m, d)

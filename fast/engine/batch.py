@@ -30,6 +30,11 @@ class BatchClock:
         return self.once("present", lambda: tuple(row.block for row in self.rows))
 
     @property
+    def padded_first(self) -> bool:
+        """Whether no padding stands behind a token. Waits for the device."""
+        return self.once("padded first", lambda: bool((self.positions.diff(dim=1) >= 0).all()))
+
+    @property
     def prefilling(self) -> bool:
         """Whether the block belongs to the prompts, which end together."""
         return self.rows[0].prefilling

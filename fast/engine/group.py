@@ -110,7 +110,7 @@ class Group:
         if self.count == 1:
             clock = step.clock
             cache.append(block.keys, block.values, clock.positions, clock.present)
-            only_block = len(cache) == block.keys.shape[2] == min(clock.present)
+            only_block = len(cache) == block.keys.shape[2]
             step.view = view = LayerView(cache, block.softcap, only_block=only_block)
         else:
             sequences, reused = len(block.clock.rows), step.reused

@@ -36,6 +36,9 @@ from kvlab.reference.attention import GroupReduction
 MOST_WEIGHTS = 2**24
 """Attention probabilities of one layer that are in memory at once: 64 MiB in float32."""
 
+MASKED = 256
+"""Tokens up to which one call with a mask costs less than a call for every padded sequence."""
+
 SUMMED_ROWS = 64
 """Rows of a block whose attention a CPU sums together: so few that its own cache holds them."""
 
@@ -85,7 +88,7 @@ class LayerView:
     sequences: tuple[int, int] | None = None
     """The first of some consecutive sequences, and how many; None: all of them."""
     only_block: bool = False
-    """Whether entry i is the block's token i, and there are no others and no padding."""
+    """Whether slot i is the block's token i, and there are no others."""
     repositioned: bool = False
     """Whether the keys are rotated to other positions than those of their tokens."""
     read: dict[str, Vectors] = field(default_factory=dict)
@@ -118,6 +121,11 @@ class LayerView:
     def values(self) -> Vectors:
         """Values in the number format of the computation."""
         return self._converted("values")
+
+    def fused(self) -> tuple[Vectors, Vectors]:
+        """Return keys and values as PyTorch's fused kernels read them on this device."""
+        keys, values = self.column("keys"), self.column("values")
+        return (keys, values) if keys.is_cuda else (self.keys, self.values)
 
     def _converted(self, name: str) -> Vectors:
         stored = self.column(name)
@@ -168,17 +176,13 @@ def attend_as_needed(
     """
     if query_positions is None and view.cache.triton:
         return _attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
-    without_weights = not read and view.softcap is None
-    causal = without_weights and view.only_block and queries.shape[3] == view.positions.shape[2]
     mask = None
-    if query_positions is not None and not causal:
+    if query_positions is not None:
         mask = visible(query_positions, view.positions)
-    elif query_positions is None and view.cache.ragged:
+    elif view.cache.ragged:
         mask = (view.positions >= 0)[:, :, None, None]
-    if without_weights:
-        keys = view.column("keys") if queries.is_cuda else view.keys
-        values = view.column("values") if queries.is_cuda else view.values
-        return attend_without_weights(queries, keys, values, mask, causal), Attended()
+    if not read and view.softcap is None:
+        return attend_without_weights(queries, *view.fused(), mask), Attended()
     output, weights = attend(queries, view.keys, view.values, mask, view.softcap)
     return output, Attended(weights) if read else Attended()
 
@@ -206,6 +210,33 @@ def _attend_from_newest(
     if joins:
         return output, Attended(received=found, counted=counters is not None)
     return output, Attended(found) if reduce == "none" else Attended()
+
+
+def attend_unread(clock: BatchClock, queries: Queries, view: LayerView) -> Queries:
+    """Attend from a whole block whose attention no score reads, by PyTorch's fused kernels.
+
+    Without a mask the kernels pass over entries that come after a row. So the sequences of a long
+    prompt attend one by one if padding stands before them; in a short one, a call costs more.
+    """
+    keys, values = view.fused()
+    m, n = queries.shape[3], keys.shape[2]
+    if view.only_block and min(clock.present) == m:
+        return attend_without_weights(queries, keys, values, None, causal=True)
+    output = torch.zeros_like(queries, dtype=keys.dtype)
+    if view.only_block and m > MASKED and clock.padded_first:
+        for number, tokens in enumerate(clock.present):
+            row, real = slice(number, number + 1), slice(m - tokens, m)
+            own = keys[row, :, real], values[row, :, real]
+            output[row, :, :, real] = attend_without_weights(
+                queries[row, :, :, real], *own, None, causal=True
+            )
+        return output
+    for part in parts(queries[:, :1, :1], n):  # in all heads the same slots are empty: one mask
+        last = n - m + part.stop
+        mask = visible(clock.positions[:, part], view.positions[:, :1, :last])
+        read = keys[:, :, :last], values[:, :, :last]
+        output[:, :, :, part] = attend_without_weights(queries[:, :, :, part], *read, mask)
+    return output
 
 
 def attend_with_sums(
@@ -238,7 +269,7 @@ def _attend_and_sum_parts(
     for part in parts(queries, n, m if queries.is_cuda else SUMMED_ROWS):
         last = n - m + part.stop
         first = 0 if view.cache.ragged else n - m + part.start
-        mask = visible(query_positions[:, part], view.positions[:, :, first:last])
+        mask = visible(query_positions[:, part], view.positions[:, :1, first:last])
         rows, read = queries[:, :, :, part], (keys[:, :, :last], values[:, :, :last])
         output[:, :, :, part], weights = attend(rows, *read, mask, view.softcap)
         received[:, :, :last] += reduce_group(weights, how).sum(dim=2)

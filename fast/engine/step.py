@@ -24,6 +24,7 @@ from kvlab.fast.engine.observation import (
     LayerView,
     Observation,
     attend_as_needed,
+    attend_unread,
     attend_with_sums,
     parts,
 )
@@ -102,8 +103,10 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
         output, attended = attend_with_sums(needs.sums, seen.queries, seen.query_positions, view)
         policy.score.observe(seen.cache.state, seen.part(slice(0, m), attended))
         return output, Attended(), True
-    at_once = rows != "all" and view.only_block and view.softcap is None
-    for part in [slice(0, m)] if at_once else parts(seen.queries, len(seen.cache)):
+    unread = rows != "all" and view.softcap is None
+    if unread:
+        outputs.append(attend_unread(seen.clock, seen.queries, view))
+    for part in [] if unread else parts(seen.queries, len(seen.cache)):
         queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
         output, attended = attend_as_needed(needs, rows == "all", queries, positions, view)
         outputs.append(output)

@@ -15,6 +15,7 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
+from kvlab.fast.engine import attention, observation
 from kvlab.fast.engine.group import MOST_WAITING
 from kvlab.fast.engine.port import port
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
@@ -201,6 +202,44 @@ def test_only_the_asked_logits_come_back_from_blocks():
             with compress(model, "full", block_size=5) as cache:
                 logits = model(ids, past_key_values=cache, logits_to_keep=keep).logits
             torch.testing.assert_close(logits, expected[:, -keep:], rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def masks(monkeypatch):
+    """The mask of every call of PyTorch's fused attention; None where a call has none."""
+    found, attend = [], attention.scaled_dot_product_attention
+
+    def watched(*args, attn_mask=None, **options):
+        found.append(attn_mask)
+        return attend(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
+    return found
+
+
+@pytest.mark.parametrize(("lengths", "block_size"), [((20, 300, 281), None), ((20, 300, 9), 280)])
+def test_a_long_padded_prompt_needs_no_mask(masks, monkeypatch, lengths, block_size):
+    """Every sequence attends alone; later blocks have one small mask for all heads."""
+    monkeypatch.setattr(observation, "MOST_WEIGHTS", most := 2**12)
+    model, inputs = tiny("llama", torch.float32), prompts(lengths)
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        places = (real.cumsum(dim=1) - 1).clamp(min=0)
+        expected = model(**inputs, position_ids=places).logits
+        with compress(model, "full", block_size=block_size, verify=False) as cache:
+            found = model(**inputs, past_key_values=cache).logits
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=FLOAT32_LOGITS)
+    layers, given = model.config.num_hidden_layers, [x for x in masks if x is not None]
+    assert len(masks) - len(given) == layers * len(lengths)
+    assert (block_size is not None) == (len(given) > 0)
+    assert all(mask.shape[1] == 1 and mask.numel() <= most for mask in given)
+
+
+def test_a_short_padded_prompt_is_one_call(masks):
+    model = tiny("llama", torch.float32)
+    with compress(model, "knorm", BUDGET, verify=False) as cache:
+        model(**prompts([21, 13, 5]), past_key_values=cache)
+    assert [mask.shape for mask in masks] == [(3, 1, 21, 21)] * model.config.num_hidden_layers
 
 
 # --- memory --------------------------------------------------------------------------------------
