@@ -206,7 +206,7 @@ def _compressed(model: Any, text: Inputs, options: dict[str, Any]) -> Tensor:
     """Logits of a text that is read at once or in blocks, and of single tokens after it."""
     more, parts = dict(text), []
     ids, real = more.pop("ids"), more.pop("real")
-    with compress(model, **options, verify=False) as cache:
+    with compress(model, **options) as cache:
         for first, last in [(0, LENGTH), *((i, i + 1) for i in range(LENGTH, ids.shape[1]))]:
             inputs = {"attention_mask": None if real.all() else real[:, :last].long()}
             if first == 0:

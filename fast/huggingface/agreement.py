@@ -7,6 +7,9 @@ format and device of a model in a process.
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,8 +38,13 @@ In bfloat16 transformers' own implementations of attention lie about 0.1 apart
 attention is always in float32.
 """
 
+LARGEST_OF_PIECES = 0.1
+"""The same for the output of one layer, where no rounding error has grown yet."""
+
 _differences: dict[Any, str] = {}
 """What is wrong with each model that was compared in this process; empty if nothing is."""
+_goes_on: dict[Any, bool] = {}
+"""Whether the recurrent layers of each model that was asked read a text in pieces."""
 
 
 def check_agreement(model: Any) -> tuple[str, ...]:
@@ -48,9 +56,10 @@ def check_agreement(model: Any) -> tuple[str, ...]:
     and logits that are no numbers, are not judged. The ValueError names what differed, or how the
     model failed. Returned is which texts were not compared.
     """
-    key = (type(model), model.config.to_json_string(use_diff=False), model.dtype, model.device)
+    key = _key(model)
     if key not in _differences and model.device.type != "meta":
-        difference = _difference(model)
+        with _evaluating(model):
+            difference = _difference(model)
         if difference is None:
             return ("texts of any length: the model alone gives no logits of numbers for a text",)
         _differences[key] = difference
@@ -64,11 +73,73 @@ def check_agreement(model: Any) -> tuple[str, ...]:
     return tuple(f"texts beyond the sliding window of {window} tokens" for window in windows)
 
 
+def _key(model: Any) -> tuple[Any, ...]:
+    return (type(model), model.config.to_json_string(use_diff=False), model.dtype, model.device)
+
+
+def reads_in_pieces(model: Any) -> bool:
+    """Say whether recurrent layers give in pieces what they give for a whole text.
+
+    Some begin anew with every piece of more than one token (Jamba). The first recurrent layer is
+    compared, because nothing before it hides or magnifies a difference: in bfloat16 logits do both.
+    False if the model does not read the text, or the layer is not found.
+    """
+    key = _key(model)
+    if key not in _goes_on:
+        try:
+            with _evaluating(model):
+                _goes_on[key] = _pieces_agree(model)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            _goes_on[key] = False
+    return _goes_on[key]
+
+
+@torch.inference_mode()
+def _pieces_agree(model: Any) -> bool:
+    layers = DynamicCache(config=model.config).layers
+    number = next(n for n, layer in enumerate(layers) if hasattr(layer, "recurrent_states"))
+    numbered = [x for x in model.get_decoder().modules() if getattr(x, "layer_idx", None) == number]
+    ids, _ = _texts(model)
+    ids, padding = ids.reshape(1, -1), BLOCK + 1
+    real = (torch.arange(ids.shape[1], device=ids.device) >= padding)[None].long()
+
+    def read(*ends: int) -> Tensor:
+        cache, outputs = DynamicCache(config=model.config), []
+
+        def note(module: Any, args: Any, output: Any) -> None:
+            outputs.append(output if isinstance(output, Tensor) else output[0])
+
+        hook = numbered[-1].register_forward_hook(note)
+        try:
+            for first, last in pairwise((0, *ends)):
+                inputs = {"input_ids": ids[:, first:last], "attention_mask": real[:, :last]}
+                model(**inputs, past_key_values=cache)
+        finally:
+            hook.remove()
+        return torch.cat(outputs, dim=1)[0, padding:]
+
+    whole, pieces = read(ids.shape[1]), read(*range(BLOCK, ids.shape[1] + 1, BLOCK))
+    allowed = min(TOLERANCE.get(model.dtype, 1.0), LARGEST_OF_PIECES)
+    return logit_distance(pieces, whole) <= allowed
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Let a model evaluate, and every module train again afterwards that trained before."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
 @torch.inference_mode()
 def _difference(model: Any) -> str | None:
     """Say what differs; None if the stock model gives nothing to compare with."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
     try:
         ids, real = _texts(model)
         try:
@@ -88,9 +159,6 @@ def _difference(model: Any) -> str | None:
         raise
     except Exception as error:
         return f"fails under compress() ({' '.join(str(error).split())})"
-    finally:
-        for module, mode in training.items():
-            module.training = mode
     allowed = TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16])
     for name, (found, wanted) in parts.items():
         distance = logit_distance(found, wanted)
@@ -173,7 +241,8 @@ def _compared(
     with attached(model, cache, None):
         at_once = model(input_ids=ids[:1], past_key_values=cache).logits[0]
     cache, prompt = CompressedCache(model, methods.get("full")), COLUMNS - 1
-    with attached(model, cache, BLOCK if cache.reads_in_pieces else None):
+    in_pieces = cache.reads_in_pieces = cache.reads_in_pieces or reads_in_pieces(model)
+    with attached(model, cache, BLOCK if in_pieces else None):
         inputs = {"attention_mask": real[1:, :prompt].long(), "past_key_values": cache}
         text = model(input_ids=ids[1:, :prompt], **inputs).logits[0]
         inputs["attention_mask"] = real[1:].long()

@@ -137,7 +137,7 @@ class CompressedCache(Cache):
         self.reads_in_pieces = all(
             type(layer) in (CompressedLayer, DynamicSlidingWindowLayer) for layer in self.layers
         )
-        """Whether a text may come in pieces: some recurrent states start anew with each piece."""
+        """Whether a text may come in pieces: if there are recurrent layers, `agreement` says so."""
         self._no_mask: Tensor | None = None
         self._lock = RLock()
         self.not_compared: tuple[str, ...] = ("texts of any length: verify = False",)
@@ -337,8 +337,9 @@ class CompressedCache(Cache):
         self.clock.check(N)
         if m > 1 and self.clock.columns and not self.reads_in_pieces:
             raise ValueError(
-                f"a second text of {m} tokens: this model's recurrent layers read a text only as a "
-                "whole; call reset() on this cache, and give the model all tokens at once"
+                f"a second text of {m} tokens: this model's recurrent layers were not shown to "
+                "read a text in pieces as at once; call reset() on this cache, and give the model "
+                "all tokens at once"
             )
         if not self.clocks:
             prompts = [m] * N if real is None else real.sum(dim=-1).tolist()

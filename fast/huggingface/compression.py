@@ -6,7 +6,7 @@ from typing import Any
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
-from kvlab.fast.huggingface.agreement import check_agreement
+from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.reference import policy as reference
@@ -62,13 +62,15 @@ def compress(
     policy = policy_for(LONG) if policy_for else _policy_of(policy, budget, options)
     check_model(model)
     cache = CompressedCache(model, policy, watch, policy_for)
-    if block_size is not None and not cache.reads_in_pieces:
-        raise ValueError(
-            f"block_size = {block_size}: the recurrent layers of {type(model).__name__} read a "
-            "text only as a whole; call compress() without block_size"
-        )
     if verify:
         cache.not_compared = check_agreement(model)
+        cache.reads_in_pieces = cache.reads_in_pieces or reads_in_pieces(model)
+    if block_size is not None and not cache.reads_in_pieces:
+        raise ValueError(
+            f"block_size = {block_size}: the recurrent layers of {type(model).__name__} were not "
+            "shown to read a text in blocks as at once (a model that does needs verify=True); call "
+            "compress() without block_size"
+        )
     cache.attachment.enter_context(attached(model, cache, block_size))
     return cache
 

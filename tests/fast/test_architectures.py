@@ -273,9 +273,47 @@ def test_a_prefix_whose_tokens_read_each_other_is_refused(verify):
         model(input_ids=ids, token_type_ids=types, past_key_values=cache)
 
 
-def test_recurrent_layers_read_a_text_as_a_whole():
+HYBRIDS = [
+    ("lfm2", "Lfm2ForCausalLM"),
+    ("qwen3_next", "Qwen3NextForCausalLM"),
+    pytest.param("granitemoehybrid", "GraniteMoeHybridForCausalLM", marks=pytest.mark.slow),
+    pytest.param("nemotron_h", "NemotronHForCausalLM", marks=pytest.mark.slow),
+    pytest.param("olmo_hybrid", "OlmoHybridForCausalLM", marks=pytest.mark.slow),
+    pytest.param("qwen3_5_text", "Qwen3_5ForCausalLM", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("architecture", "name"), HYBRIDS)
+def test_recurrent_layers_that_go_on_with_their_state_read_a_text_in_pieces(architecture, name):
+    """The second block of a padded row has padding, too."""
+    model, inputs = architectures._build(architecture, name), prompts([21, 13])
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    real = mask.bool()
+    expected = agreement.stock_logits(model, ids, real).detach()
+    with compress(model, "full", block_size=5) as cache, torch.no_grad():
+        found = [model(ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache).logits]
+        found.append(model(ids[:, 12:], attention_mask=mask, past_key_values=cache).logits)
+    close(torch.cat(found, dim=1)[real], expected[real])
+    with (
+        pytest.raises(ValueError, match=r"block_size = 5.*verify=True"),
+        compress(model, "full", block_size=5, verify=False),
+    ):
+        pass
+
+
+def jamba():
     odd = {"attn_layer_period": 2, "attn_layer_offset": 1}
-    model = text_model("jamba", "JambaConfig", **odd, num_experts=2, use_mamba_kernels=False)
+    return text_model("jamba", "JambaConfig", **odd, num_experts=2, use_mamba_kernels=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pieces_are_compared_before_rounding_can_hide_them(dtype):
+    assert not agreement.reads_in_pieces(jamba().to(dtype))
+    assert agreement.reads_in_pieces(architectures._build(*HYBRIDS[0]).to(dtype))
+
+
+def test_recurrent_layers_that_begin_anew_read_a_text_as_a_whole():
+    model = jamba()
     ids = prompts([12])["input_ids"]
     with pytest.raises(ValueError, match="without block_size"), compress(model, "full", None, 5):
         pass
