@@ -10,6 +10,7 @@ from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.reference import policy as reference
+from kvlab.reference.methods import parse
 from kvlab.reference.selection import budget_entries
 
 LONG = 10**6
@@ -86,14 +87,16 @@ def _check_block_size(block_size: int | None) -> None:
 
 def _sized(spec: str, budget: str, options: Mapping[str, Any]) -> Callable[[int], Policy]:
     """Return the method as a function of the tokens of which the budget is a share."""
+    parse(spec, **options)  # what is wrong without a budget is said without one
 
     def policy_for(tokens: int) -> Policy:
         entries = budget_entries(budget, tokens)
         try:
             return methods.get(spec, entries, **options)
         except ValueError as error:
-            of_these = f"{budget} of {tokens} tokens" if tokens != LONG else budget
-            raise ValueError(str(error).replace(str(entries), of_these)) from None
+            raise ValueError(
+                f"budget = {budget} of {tokens} tokens, which is {entries}: {error}"
+            ) from None
 
     return policy_for
 

@@ -65,7 +65,8 @@ def test_a_model_that_is_not_the_right_one_is_refused_with_the_right_one(made, m
         (TypeError, {"policy": "h2o", "budget": 9, "block_size": "4"}, "block_size = '4' must be"),
         (ValueError, {"policy": "h2o"}, "h2o needs a budget"),
         (ValueError, {"policy": "h2o", "budget": "much"}, "budget = 'much' must be a number of"),
-        (ValueError, {"policy": "full", "budget": "25%"}, "takes no budget, got budget = 25%$"),
+        (ValueError, {"policy": "full", "budget": "25%"}, "^budget = 25% of .* takes no budget"),
+        (ValueError, {"policy": "h2o", "budget": "25%", "far": 1}, "^unknown option 'far'"),
         (ValueError, {"policy": "h2o", "budget": 8, "block_size": 0}, "block_size = 0"),
         (ValueError, {"policy": "caote:rkv", "budget": 12}, "at least 0"),
         (ValueError, {"policy": methods.get("h2o", 8), "budget": 8}, "finished policy"),
@@ -138,6 +139,18 @@ def test_a_prompt_that_the_budget_cannot_hold_changes_nothing():
         assert cache.get_seq_length() == 0
         model(**prompts([8]), past_key_values=cache)
         assert cache.get_seq_length() == 8
+
+
+def test_a_share_that_is_too_small_is_named_with_what_it_is():
+    message = (
+        "budget = 1% of 90 tokens, which is 1: budget = 1 must be at least the 12 entries that are "
+        "protected"
+    )
+    with compress(tiny("llama"), "ahakv@recent=12", "1%") as cache:
+        with pytest.raises(ValueError) as refused:
+            tiny("llama")(**prompts([90]), past_key_values=cache)
+        assert str(refused.value) == message
+        assert cache.get_seq_length() == 0
 
 
 def another(length: int, seed: int = 7, **more):

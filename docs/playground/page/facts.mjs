@@ -9,6 +9,12 @@ function candidates({ fates, scores }) {
   return found.sort((a, b) => scores[a] - scores[b] || a - b);
 }
 
+/** Say where an evicted entry stood among the candidates. */
+function fall({ fates, scores }, j, order) {
+  const goes = order.filter((i) => fates[i] === GONE).length;
+  return `score ${shortNumber(scores[j])}, number ${order.indexOf(j) + 1} of ${order.length} from below, and ${goes} had to be evicted`;
+}
+
 /** Say what became of entry j of a head, and why; `order` is that of the candidates. */
 export function verdict(head, j, order = candidates(head)) {
   const { fates, scores, bits } = head;
@@ -16,10 +22,8 @@ export function verdict(head, j, order = candidates(head)) {
   if (fates[j] === UNDECIDED) return `kept${width}; nothing was decided`;
   if (fates[j] === SAFE) return `protected${width}`;
   if (Number.isNaN(scores[j])) return `kept${width}; there was room for all`;
-  const place = order.indexOf(j), goes = order.filter((i) => fates[i] === GONE).length;
-  const rated = `score ${shortNumber(scores[j])}`;
-  if (fates[j] === CHOSEN) return `kept${width}: ${rated}, number ${order.length - place} of ${order.length} from the top`;
-  return `evicted: ${rated}, number ${place + 1} of ${order.length} from below, and ${goes} had to be evicted`;
+  if (fates[j] === GONE) return `evicted: ${fall(head, j, order)}`;
+  return `kept${width}: score ${shortNumber(scores[j])}, number ${order.length - order.indexOf(j)} of ${order.length} from the top`;
 }
 
 /** Say where a position stands in one head after a block. */
@@ -29,7 +33,7 @@ function standing(run, layer, g, position, block) {
   const then = run.left[layer]?.[g]?.get(position);
   if (then === undefined) return "not read yet";
   const frame = run.frames[then], before = frame.layers[layer][g];
-  return `evicted at token ${frame.seen - 1}: ${verdict(before, before.positions.indexOf(position)).replace("evicted: ", "")}`;
+  return `evicted at token ${frame.seen - 1}: ${fall(before, before.positions.indexOf(position), candidates(before))}`;
 }
 
 /** Return a table of layers and KV heads with what became of a position in each. */
