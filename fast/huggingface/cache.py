@@ -289,8 +289,8 @@ class CompressedCache(Cache):
     def reset(self) -> None:
         """Discard all tokens; the cache can be used for another batch."""
         with self.used():
+            self.layers = self._own_layers(DynamicCache(config=self.model.config).layers)
             self._forget()
-            super().reset()
 
     # --- what the model's forward tells ---
 

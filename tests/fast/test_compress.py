@@ -384,3 +384,21 @@ def test_repositioned_keys_agree_with_the_reference():
         compress(tiny("gemma3"), "streaming_llm@reposition=true", BUDGET),
     ):
         pass
+
+
+def test_a_cache_that_was_reset_reads_as_a_new_one():
+    """Also in sliding-window layers, whose own ``reset`` keeps zeros of the text before."""
+    model = tiny("gemma3")
+    ids = prompts([18])["input_ids"]
+
+    def read():
+        return [model(part, past_key_values=cache).logits for part in ids.split((5, 12, 1), 1)]
+
+    with compress(model, "h2o", BUDGET) as cache, torch.no_grad():
+        found = read()
+        for part in (ids[:, :3], ids):
+            cache.reset()
+            assert cache.memory().total == 0
+            model(part, past_key_values=cache)
+        cache.reset()
+        torch.testing.assert_close(read(), found, rtol=0, atol=0)
