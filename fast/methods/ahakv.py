@@ -54,7 +54,7 @@ class SharpenedRecentAttention(Score[reference.SharpenedRecentAttention]):
     ) -> PerEntry:
         """Sum the sharpened attention of these queries, mean over the query heads of a KV head."""
         excess = self.excess(positions, seen)
-        gains = torch.sqrt(2 * torch.log(excess))
+        gains = self.spec.options.gain_factor * torch.sqrt(2 * torch.log(excess))
         if self.spec.options.gain == "measured":
             return self.measured(queries, positions, seen, gains, excess > 1).sum(dim=3).mean(dim=2)
         gains = torch.where(excess > 1, gains.clamp(min=self.spec.options.gain_floor), 1.0)

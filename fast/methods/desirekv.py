@@ -23,7 +23,7 @@ from kvlab.fast.engine.windows import (
 )
 from kvlab.fast.kernels.quantise import outlier_scores
 from kvlab.reference.methods import desirekv as reference
-from kvlab.reference.methods.desirekv import DesireKV
+from kvlab.reference.methods.desirekv import BEFORE_ALL, DesireKV
 from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
 
@@ -156,18 +156,21 @@ class BitsBySensitivity(Precision[reference.BitsBySensitivity]):
         options, window = self.spec.options, decision_window(self.spec.options, seen)
         in_doubt = doubtful(options, seen, window)
         stays = (keep.among(len(cache)) | in_doubt) & seen.present
-        high = window & (self.sensitive(seen, window)[:, None] | in_doubt)
+        high = window & (self.sensitive(cache.state, seen, window)[:, None] | in_doubt)
         for tier, bits in ((high, options.high_bits), (~high, options.low_bits)):
             chosen = stays & window & tier
             quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
         counts = stays[:, 0].sum(dim=-1).tolist()
         return KeepSet(_slots_of(stays, seen.positions, max(counts)), counts)
 
-    def sensitive(self, seen: Observation, window: Marks) -> Bool[Tensor, "N n"]:
+    def sensitive(self, state: State, seen: Observation, window: Marks) -> Bool[Tensor, "N n"]:
         """Mark the tokens above the threshold, or above the quantile of the window."""
         options = self.spec.options
         if options.sensitivity == "random":
             relative = random_scores(seen, options.seed + 1)[:, 0].double()
+        elif options.sensitivity == "attention":
+            importance = Importance(reference.Importance(options)).score(state, seen, None, [])
+            relative = importance.masked_fill(doubtful(options, seen, window), BEFORE_ALL)[:, 0]
         else:
             relative = sensitivity(seen.keys, window, options.group, options.outlier_mean)
         if options.sensitivity_threshold is not None:

@@ -106,7 +106,7 @@ class SharpenedRecentAttention(Score):
         d = seen.queries.shape[-1]
         excess = np.maximum(competing / self.target, 1.0)
         lam = np.sqrt(2 * np.log(excess) / d)  # [AhaKV 12]
-        gain = (lam * np.sqrt(d))[None, None, :, None]
+        gain = (self.options.gain_factor * lam * np.sqrt(d))[None, None, :, None]
         if self.options.gain == "measured":
             deviation = spread(raw, mask)
             flat = deviation <= 1e-12 * np.abs(raw).max(axis=-1, keepdims=True)
@@ -138,6 +138,8 @@ class AhaKV(Method):
     """``measured``: divide by the logits' own standard deviation; ``none``: ordinary softmax."""
     gain_in_decode: Literal["absolute", "cache", "none"] = "absolute"
     """What i is while decoding: the position, the entries present, or k (no gain)."""
+    gain_factor: float = 1.0
+    """Factor on λ."""
     gain_floor: float = 0.0
     """Least gain where more than k tokens compete; 1: never flatter than the model."""
     accumulation: Literal["recent", "all"] = "recent"
@@ -171,7 +173,7 @@ class AhaKV(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, recent=self.recent)
-        check_at_least(0, gain_floor=self.gain_floor)
+        check_at_least(0, gain_factor=self.gain_factor, gain_floor=self.gain_floor)
         check_kernel(self.kernel)
 
     def policy(self, budget: int | None) -> Policy:

@@ -51,6 +51,9 @@ from kvlab.reference.windows import (
     window_attention,
 )
 
+BEFORE_ALL = 2.0
+"""More than any attention, of which no token gets more than 1."""
+
 
 def decision_window(options: "DesireKV", seen: Observation) -> Marks:
     """Mark the P generated tokens before the selector, [t − R − P, t − R) at an event.
@@ -183,7 +186,7 @@ class BitsBySensitivity(Precision):
         kept = np.zeros_like(window)
         np.put_along_axis(kept, keep, True, axis=-1)
         kept |= in_doubt
-        high = window & (self.sensitive(seen, window) | in_doubt)
+        high = window & (self.sensitive(cache.state, seen, window) | in_doubt)
         for tier, bits in ((high, options.high_bits), (~high, options.low_bits)):  # Q3, then Q2
             chosen = kept & window & tier
             cache = quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
@@ -203,11 +206,14 @@ class BitsBySensitivity(Precision):
             values[decided] = bits_per_token(options.value_bits, options.group, d)
         return held.lower(keys, values).take(keep[0])
 
-    def sensitive(self, seen: Observation, window: Marks) -> Marks:
+    def sensitive(self, state: State, seen: Observation, window: Marks) -> Marks:
         """Mark the tokens above the threshold, or above the quantile of the window."""
         options = self.options
         if options.sensitivity == "random":
             relative = random_scores(seen, options.seed + 1)[0]
+        elif options.sensitivity == "attention":
+            importance = Importance(options).score(state, seen, window, 0)[0]
+            relative = np.where(doubtful(options, seen, window)[0], BEFORE_ALL, importance)
         else:
             relative = sensitivity(seen.keys, window, options.group, options.outlier_mean)
         limit = options.sensitivity_threshold
@@ -269,8 +275,9 @@ class DesireKV(Method):
     """1: the token after the unconfident token is protected; 0: the unconfident token itself."""
     importance: Literal["attention", "random"] = "attention"
     """``random``: the ablation DesireKV-I."""
-    sensitivity: Literal["outliers", "random"] = "outliers"
-    """``random``: the ablation DesireKV-S."""
+    sensitivity: Literal["outliers", "attention", "random"] = "outliers"
+    """``attention``: importance stands for it, and doubtful tokens take the places of the least
+    important, as in Table 2; ``random``: the ablation DesireKV-S."""
     protection: Literal["confidence", "none"] = "confidence"
     """``none``: the ablation DesireKV-P."""
     seed: int = 0

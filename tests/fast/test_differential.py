@@ -37,6 +37,10 @@ LAYERS = {"short": 2, "decode": 1, "blocks": 1, "both": 2}
 SHAPES_CHECKED = {"short": 0, "decode": 0, "blocks": 0, "both": 7}
 """Blocks of each stream during which array shapes are checked, too: prefill and four tokens."""
 
+HYBRID = (
+    "desirekv@interval=6,selector=3,group=4,importance_quantile=0,high_bits=16,"
+    "sensitivity=attention,sensitivity_quantile=0.6,doubt_quantile=0.2"
+)
 SPECS = (
     *BUDGETED,
     *SELF_SIZED,
@@ -57,6 +61,8 @@ SPECS = (
     "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation,h2_reading=printed",
     "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation,zero_interval=limit",
     "lazy_eviction@window=4,threshold=0.05,stamp_start=birth",
+    "ahakv@recent=3,gain_factor=2",
+    HYBRID,
 )
 SHORT = (
     ("gqa", "float32", "short", "padded"),
@@ -86,7 +92,7 @@ def compare(spec: str, heads: str, dtype: str, flow: str, batch: str) -> Compari
     number_format, tolerance = DTYPES[dtype]
     longest, steps, block_size = FLOWS[flow]
     prompts = [max(1, longest - shorter) for shorter in BATCHES[batch]]
-    policy = methods.get(spec, None if spec in OWN_SIZE else BUDGET)
+    policy = methods.get(spec, None if spec in (*OWN_SIZE, HYBRID) else BUDGET)
     layers = 1 if port(policy).precision.quantises else LAYERS[flow]
     comparison = Comparison(policy, tolerance, layers)
     blocks = random_blocks(7, HEADS[heads], prompts, steps, block_size, number_format, layers)

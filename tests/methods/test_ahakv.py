@@ -30,6 +30,9 @@ def gain(i: int, k: int, **options) -> float:
         (5, 720, {}, 1.0),
         (721, 720, {"gain_floor": 1.0}, 1.0),
         (4096, 16, {"gain": "none"}, 1.0),
+        # half and twice λ: half and twice the gain
+        (4096, 1000, {"gain_factor": 0.5}, 0.8396),
+        (4096, 1000, {"gain_factor": 2.0}, 3.3586),
     ],
 )
 def test_gain_by_hand(i, k, options, expected):

@@ -6,11 +6,13 @@ from build import observation, run, stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from kvlab.reference.cache import State
 from kvlab.reference.conformance.made import recording
 from kvlab.reference.generate import choose
 from kvlab.reference.methods.desirekv import (
     BitsBySensitivity,
     DesireKV,
+    Importance,
     decision_window,
     doubtful,
     outlier_score,
@@ -40,7 +42,7 @@ def test_sensitivity_by_hand():
     np.testing.assert_array_equal(sensitivity(keys[:, 1:2], np.ones((1, 1), bool), 8), [0.0])
     seen, all_three = observation([[1 / 3] * 3], keys=keys), np.ones((1, 3), dtype=bool)
     above = BitsBySensitivity(DesireKV(group=8, sensitivity_threshold=0.5))
-    assert above.sensitive(seen, all_three).tolist() == [[False, False, True]]
+    assert above.sensitive(State(), seen, all_three).tolist() == [[False, False, True]]
 
 
 def test_equal_keys_are_not_sensitive():
@@ -48,7 +50,7 @@ def test_equal_keys_are_not_sensitive():
     keys, window = np.tile(BLOCK, (1, 4, 1)), np.ones((1, 4), dtype=bool)
     assert sensitivity(keys, window, group=8).tolist() == [1.0] * 4
     seen = observation([[1 / 4] * 4], keys=keys)
-    assert not BitsBySensitivity(DesireKV(group=8)).sensitive(seen, window).any()
+    assert not BitsBySensitivity(DesireKV(group=8)).sensitive(State(), seen, window).any()
 
 
 def test_a_short_last_block_uses_its_own_length():
@@ -128,6 +130,28 @@ def test_doubtful_tokens_are_spared_and_get_high_bits():
     assert len(doubtful) >= 4
     kept_bits = dict(zip(result.cache.positions[0], result.cache.keys.bits[0], strict=True))
     assert all(kept_bits[position] == 8 for position in doubtful)
+
+
+@pytest.mark.parametrize("protection", ["confidence", "none"])
+def test_doubtful_tokens_take_the_places_of_the_least_important(protection):
+    """Table 2: four of 16 tokens at full precision, all others at 4 bits. Two of the four are those
+    that follow the two least confident; without confidence all four have the most attention."""
+    result = first_event(
+        importance_quantile=0, sensitivity="attention", sensitivity_quantile=0.75, high_bits=16,
+        doubt_quantile=0.1, protection=protection,
+    )  # fmt: skip
+    bits = result.cache.keys.bits[0, 2:-2].tolist()
+    window = (result.seen.positions >= 2) & (result.seen.positions < 18)
+    score = Importance(DesireKV(interval=16, selector=2))
+    attention = score.score(result.cache.state, result.seen, window, 0)[0, 2:-2]
+    by_attention = np.argsort(-attention).tolist()
+    confidence = np.random.default_rng(0).random(20)  # those that ``build.run`` draws
+    doubted = (np.argsort(confidence[2:17])[:2] + 1).tolist()
+    first = doubted if protection == "confidence" else []
+    others = [token for token in by_attention if token not in first]
+    high = first + others[: 4 - len(first)]
+    assert bits == [16 if token in high else 4 for token in range(16)]
+    assert (sorted(high) == sorted(by_attention[:4])) == (protection == "none")
 
 
 def test_a_budget_needs_scope_all():

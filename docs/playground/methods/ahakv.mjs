@@ -12,8 +12,8 @@ import { meanPool, reduceRows, rememberQueries } from "../windows.mjs";
  * λ = √(2·ln(i/k)/d) replaces 1/√d, so the usual scaled logits are multiplied by λ√d.
  */
 export class StepGain {
-  constructor(target, gain, inDecode, floor) {
-    Object.assign(this, { target, gain, inDecode, floor });
+  constructor(target, gain, inDecode, factor, floor) {
+    Object.assign(this, { target, gain, inDecode, factor, floor });
   }
 
   /** Sharpened attention `[g][r][i]` of these queries over all present entries. */
@@ -30,7 +30,7 @@ export class StepGain {
     if (this.gain === "none") return 1;
     const crowd = Math.max(this.competing(position, seen) / this.target, 1);
     if (crowd <= 1) return 1;
-    let gain = Math.sqrt(2 * Math.log(crowd) / d) * Math.sqrt(d); // [AhaKV 12]
+    let gain = this.factor * Math.sqrt(2 * Math.log(crowd) / d) * Math.sqrt(d); // [AhaKV 12]
     if (this.gain === "measured") {
       const deviation = spread(raw.filter((_, j) => mask[j]));
       const flat = deviation <= 1e-12 * raw.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
@@ -110,6 +110,7 @@ export class AhaKV extends Method {
       "measured: divide by the logits' own standard deviation; none: ordinary softmax."),
     gain_in_decode: choice("absolute", ["absolute", "cache", "none"],
       "What competes while decoding: the position, the entries present, or no more than k."),
+    gain_factor: real(1, 0, 4, "Factor on λ."),
     gain_floor: real(0, 0, 2, "Least gain where more than k tokens compete."),
     accumulation: choice("recent", ["recent", "all"], "recent: the last rows; all: every row since the entry was written."),
     value_prior: choice("squared", ["squared", "norm", "none"], "Factor on the sum: the squared norm of the value, its norm, or none."),
@@ -121,7 +122,7 @@ export class AhaKV extends Method {
   constructor(given) {
     super(given);
     checkAtLeast(1, { recent: this.recent });
-    checkAtLeast(0, { gain_floor: this.gain_floor });
+    checkAtLeast(0, { gain_factor: this.gain_factor, gain_floor: this.gain_floor });
     checkKernel(this.kernel);
   }
 
@@ -130,7 +131,7 @@ export class AhaKV extends Method {
     return new Policy({
       name: AhaKV.id,
       score: new SharpenedRecentAttention(
-        new StepGain(budget, this.gain, this.gain_in_decode, this.gain_floor),
+        new StepGain(budget, this.gain, this.gain_in_decode, this.gain_factor, this.gain_floor),
         {
           rows: this.recent,
           accumulation: this.accumulation,

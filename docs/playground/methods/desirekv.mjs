@@ -188,7 +188,7 @@ export class DesireKV extends Method {
     doubt_threshold: real(null, 0, 1, "Confidence below which the next token is protected, instead of the quantile.", { none: true }),
     doubt_shift: whole(1, 0, 1, "1: the token after the unconfident token is protected; 0: the unconfident token itself."),
     importance: choice("attention", ["attention", "random"], "random, the ablation DesireKV-I, is not offered here."),
-    sensitivity: choice("outliers", ["outliers", "random"], "random, the ablation DesireKV-S, is not offered here."),
+    sensitivity: choice("outliers", ["outliers", "attention", "random"], "attention, and random, the ablation DesireKV-S, are not offered here."),
     protection: choice("confidence", ["confidence", "none"], "none: the ablation DesireKV-P."),
     seed: whole(0, 0, 100, "Seed of the ablations' draws."),
   };
@@ -207,6 +207,7 @@ export class DesireKV extends Method {
     if (this.importance === "random" || this.sensitivity === "random") {
       throw new NotImplemented("NumPy's random numbers are not drawn here");
     }
+    if (this.sensitivity === "attention") throw new NotImplemented("attention does not give bits here");
   }
 
   policy(budget = null) {
