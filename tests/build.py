@@ -79,6 +79,32 @@ def stream(rng: np.random.Generator, G: int, rho: int, d: int, tokens: int):
     )
 
 
+def looking(weights, prompt: int = 0) -> Observation:
+    """Observe queries that pay the entries in proportion to weights ``[G, rho, m, n]``."""
+    weights = np.asarray(weights, dtype=float)
+    n = weights.shape[-1]
+    keys = np.tile(np.sqrt(n) * np.eye(n), (len(weights), 1, 1))
+    attention = weights / weights.sum(axis=-1, keepdims=True)
+    given = {"queries": np.log(weights), "keys": keys, "values": np.eye(n)[None] + 0 * keys}
+    return observation(attention, prompt=prompt, **given)
+
+
+def nothing_yet(score: Score, seen: Observation) -> State:
+    """Return a score's state in which every entry has its start value."""
+    heads, entries = seen.positions.shape
+    return State({name: column.rows(heads, entries) for name, column in score.columns.items()})
+
+
+def paying(weights) -> tuple[Array, Array, Array]:
+    """Queries, keys and values of one head: token i pays the entries j that are present in
+    proportion to weights[i][j], and the value of entry j is 1 in channel j alone.
+    """
+    t = len(weights)
+    rows = np.array([[*row, *[1.0] * (t - len(row))] for row in weights], dtype=float)
+    channels = np.eye(t)[None]
+    return np.log(rows)[None, None], np.sqrt(t) * channels, channels
+
+
 def run(policy: Policy, queries, keys, values, prompt: int, block: int | None = None, layer=0):
     """Run one layer over a stream: prefill in blocks, then token by token; return all results."""
     t = keys.shape[1]

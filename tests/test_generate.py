@@ -33,6 +33,17 @@ def test_sampling_is_repeatable_and_differs_from_greedy(model, prompt):
     assert one != other
 
 
+def test_the_model_is_sure_of_what_it_wrote_and_not_of_what_was_given(model, prompt):
+    """The confidence of the first token is the largest probability after the prompt."""
+    full = methods.get("full")
+    confidence = generate(model, full, prompt, 4).session.confidence
+    after, _ = prefill(model, full, prompt)
+    assert np.isnan(confidence[: len(prompt)]).all() and len(confidence) == len(prompt) + 3
+    expected = np.exp(after - after.max())
+    assert confidence[len(prompt)] == pytest.approx(1 / expected.sum(), rel=FLOAT64)
+    assert (confidence[len(prompt) :] > 0).all()
+
+
 def test_it_stops_at_the_stop_token(model, prompt):
     written = generate(model, methods.get("full"), prompt, 400, stop=0).tokens
     assert written[-1] == 0

@@ -7,7 +7,7 @@ from build import stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.attention import attend, group_heads, softmax, visible
+from kvlab.reference.attention import attend, group_heads, logits, softmax, visible
 from kvlab.reference.cache import Column
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import (
@@ -20,7 +20,7 @@ from kvlab.reference.policy import (
     Policy,
     Score,
 )
-from kvlab.reference.step import Block, empty_cache, step
+from kvlab.reference.step import Block, apply, attend_survivors, empty_cache, look, step
 
 
 def block(seen=4, m=4, prompt=4, G=2, rho=2, d=4):
@@ -35,6 +35,12 @@ def test_causal_attention_by_hand():
     output, attention = attend(queries, keys, values, visible(np.arange(2), np.arange(2)[None]))
     np.testing.assert_allclose(attention, [[[[1, 0], [1 / 4, 3 / 4]]]], atol=FLOAT64)
     np.testing.assert_allclose(output[0, 0], [[2] * 4, [5] * 4], atol=FLOAT64)
+
+
+def test_logits_are_scaled_then_capped_by_hand():
+    """q·k = 4 in four channels: 4/√4 = 2, and within ±1 tanh 2."""
+    found = logits(np.ones((1, 1, 1, 4)), np.ones((1, 1, 4)), softcap=1.0)
+    np.testing.assert_allclose(found, np.tanh(2.0), atol=FLOAT64)
 
 
 def test_query_heads_are_grouped_in_order():
@@ -61,6 +67,16 @@ def test_softmax_survives_extreme_logits():
 def test_softmax_refuses(x, mask, message):
     with pytest.raises(ValueError, match=message):
         softmax(np.array(x), None if mask is None else np.array(mask))
+
+
+def test_another_keep_set_than_the_policys_is_applied_whole():
+    policy = methods.get("caote:tova@evict_before_attend=true", 2)
+    looked = look(policy, empty_cache(policy, 2, 4), block())
+    keep = np.array([[0, 1], [1, 2]])
+    assert (looked.decision.keep != keep).any()
+    result = apply(policy, looked, keep)
+    np.testing.assert_array_equal(result.output, attend_survivors(looked.seen, keep))
+    np.testing.assert_array_equal(result.cache.positions, keep)
 
 
 def due(schedule, clocks):

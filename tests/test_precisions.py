@@ -93,11 +93,12 @@ def test_the_first_block_fixes_the_scale_and_later_ones_saturate():
 
 
 def test_nvfp4_by_hand():
-    """Largest 2688 = 448·6: scale 1. Blocks of 16 have 448 and 2; the third, of 4, has 1."""
+    """Largest 2688 = 448·6: scale 1. Blocks of 16 have 448 and 2; the third, of 4, has 1,
+    because 1.06 is stored as 1."""
     x = np.zeros((1, 1, 36))
     x[..., 0], x[..., 1], x[..., 2] = 2688, -448, 1792  # 6, -1 and 4 times 448
     x[..., 16], x[..., 17], x[..., 18] = 12, 5, 2.6  # 6, 2.5 and 1.3 times 2
-    x[..., 32], x[..., 33] = -6, 0.25
+    x[..., 32], x[..., 33] = -6.36, 2.6  # 2.6/1 goes to 3; 2.6/1.06 would go to 2
     storage = stored("nvfp4", x)
     assert storage.scale is not None and storage.scale.tolist() == [[[1.0]]]
     codes, scales = storage.tables[0].parts  # type: ignore[attr-defined]
@@ -105,11 +106,11 @@ def test_nvfp4_by_hand():
     assert codes.shape == (1, 18)
     assert codes[0, :2].tolist() == [0xA7, 0x06]  # the first channel in the low half
     assert codes[0, 8:10].tolist() == [0x47, 0x03]  # 2.5 goes to 2, the even code; 1.3 to 1.5
-    assert codes[0, 16:].tolist() == [0x0F, 0x00]
+    assert codes[0, 16:].tolist() == [0x5F, 0x00]
     assert storage.vectors[0, 0, [0, 1, 2, 16, 17, 18, 32, 33]].tolist() == [
         *(2688, -448, 1792),
         *(12, 4, 3),
-        *(-6, 0),
+        *(-6, 3),
     ]
     assert (storage.payload_bytes, storage.overhead_bytes) == (18, 3 + 4)
 

@@ -47,6 +47,14 @@ def test_codes_keep_to_their_range_where_float16_moves_the_zero_point(low, code)
     assert unpack(quantize(np.array([[low, low + 0.1]]), 2, 2).codes, 2, 2).tolist() == [[code] * 2]
 
 
+def test_codes_count_in_steps_of_the_scale_that_is_stored():
+    """Δ = 1 + 2⁻¹² is stored as 1, because float16 holds thousandths there: 1.5003/1 rounds to 2,
+    and 1.5003/Δ = 1.49993 would round to 1."""
+    stored = quantize(np.array([[0.0, 1.5003, 3 * (1 + 2.0**-12)]]), 2, 3)
+    assert stored.scale.tolist() == [[1.0]]
+    assert unpack(stored.codes, 2, 3).tolist() == [[0, 2, 3]]
+
+
 def test_halves_round_to_even():
     """Δ = 1: .5 → 0, 1.5 → 2, 2.5 → 2."""
     stored = quantize(np.array([[0.0, 0.5, 1.5, 2.5, 3.0]]), 2, 5)

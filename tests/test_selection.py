@@ -15,10 +15,12 @@ from kvlab.reference.selection import budget_entries, keep_set, rank
         ("30%", 222, 67),
         ("10%", 100, 10),
         ("0.1%", 100, 1),
+        ("7%", 100, 7),
     ],
 )
 def test_budgets_are_converted_by_rounding_up(budget, length, entries):
-    """30 % of 222 is 66.6; 10 % of 100 is exactly 10, although 0.1·100 rounds down in float."""
+    """30 % of 222 is 66.6; 10 % of 100 is exactly 10, and 7 % of it exactly 7, although 0.07·100 is
+    7.000000000000001 in float."""
     assert budget_entries(budget, length) == entries
 
 
@@ -41,6 +43,12 @@ def test_of_equal_scores_the_later_stays():
     nobody = np.zeros((1, 4), dtype=bool)
     assert keep_set(scores, nobody, 2).tolist() == [[1, 3]]
     assert rank(scores).tolist() == [[0, 3, 1, 2]]
+
+
+def test_ranks_of_many_equal_scores_are_in_order():
+    """Sorting that is not stable leaves up to 16 equal scores in order, but not 20 and 20."""
+    scores = np.tile([1.0, 0.0], 20)
+    assert rank(scores).tolist() == [each for i in range(20) for each in (20 + i, i)]
 
 
 @given(st.data())

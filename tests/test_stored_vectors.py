@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,20 @@ def test_quantising_in_steps_equals_quantising_at_once():
     once = storage.encode(TokenGroups(4, 8), first | second)
     np.testing.assert_array_equal(steps.vectors, once.vectors)
     assert len(steps.tables) == 1
+    for storage in (steps, once, steps.take(np.array([[1, 2, 5, 11]] * 2))):
+        (table,), own = storage.tables, storage.table == 0
+        read = table.code.decode(table.parts, table.d)[storage.row[own]]
+        np.testing.assert_array_equal(read, storage.vectors[own])
+
+
+def test_balanced_keys_are_read_as_they_came():
+    """β = (2, ½): (1, 4) is coded as (2, 2) and (3, 8) as (6, 4), a step of 2/255 apart."""
+    keys = np.array([[[1.0, 4.0], [3.0, 8.0]]])
+    storage = StoredVectors.empty(1, 2).append(keys)
+    stored = replace(storage, balance=np.array([[2.0, 0.5]])).encode(TokenGroups(8, 2))
+    np.testing.assert_allclose(stored.vectors, keys, atol=2 / 255)
+    scale, zero = stored.tables[0].parts[1:]
+    assert zero.tolist() == [[2.0], [4.0]] and scale[0] == 0 < scale[1]
 
 
 def test_channel_blocks_cannot_be_split():

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
-from build import observation, run
+from build import looking, observation, paying, run
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.attention import logits
-from kvlab.reference.methods.ahakv import AhaKV, SharpenedRecentAttention
+from kvlab.reference.methods.ahakv import AhaKV, SharpenedRecentAttention, spread
 
 
 def gain(i: int, k: int, **options) -> float:
@@ -41,6 +41,17 @@ def test_gain_by_hand(i, k, options, expected):
     assert found == pytest.approx(expected, abs=0 if expected == 1.0 else 5e-5)
 
 
+def test_each_row_has_its_own_gain_and_only_visible_logits_spread():
+    """k = 2: √(2 ln 3/2) of the third token, √(2 ln 2) of the fourth. Logits 1 and 3 are 1 from
+    their mean, whatever stands where a row may not look."""
+    seen, score = looking(np.ones((1, 1, 2, 4))), SharpenedRecentAttention(AhaKV(), 2)
+    raw = seen.logits(seen.queries)
+    factors = score.factors(raw, np.ones(raw.shape, bool), np.array([2, 3]), seen)
+    np.testing.assert_allclose(factors.ravel(), np.sqrt(2 * np.log([1.5, 2])), atol=FLOAT64)
+    row, mask = np.array([[[[1.0, 3.0, 100.0]]]]), np.array([[[[True, True, False]]]])
+    np.testing.assert_allclose(spread(row, mask), 1.0, atol=FLOAT64)
+
+
 def test_value_prior_by_hand():
     """‖v‖² = 9, 0, 0, 36; mean of the real neighbours, κ = 3: 4.5, 3, 12, 18; relative to 18."""
     score = methods.get("ahakv@kernel=3", 40).score
@@ -61,9 +72,24 @@ def test_accumulation_leans_to_the_first_tokens_and_recent_accumulation_does_not
     expected = harmonic[n] - harmonic[:n]
     np.testing.assert_allclose(h2o.cache.state.entries["accumulated"][0], expected, atol=FLOAT64)
     policy = methods.get(f"ahakv@recent={r},value_prior=none", n)
-    aha = run(policy, queries, keys, values, prompt=n)[0]
-    recent = policy.score.accumulated(aha.cache.state, aha.seen)[0, : n - r]
-    np.testing.assert_allclose(recent, harmonic[n] - harmonic[n - r], atol=FLOAT64)
+    for block in (None, 5):  # the last block has two tokens
+        aha = run(policy, queries, keys, values, n, block)[-1]
+        recent = policy.score.accumulated(aha.cache.state, aha.seen)[0, : n - r]
+        np.testing.assert_allclose(recent, harmonic[n] - harmonic[n - r], atol=FLOAT64)
+
+
+def test_every_row_counts_where_all_are_summed_by_hand():
+    """k = 2. Rows (1), (1, 3)/4 without gain, (1, 1, 4)/6 and (1, ·, 2, 1)/4 sharpened; the newest
+    entry is protected. S = 1 + 1/4 + 1/6, 3/4 + 1/6, 4/6: 1 is evicted. Then S = 5/3, 7/6, 1/4."""
+    rows = [[1], [1, 3], [1, 1, 4], [1, 1, 2, 1]]
+    queries, keys, values = paying(rows)
+    for i in (2, 3):
+        queries[:, :, i] /= np.sqrt(2 * np.log((i + 1) / 2))
+    policy = methods.get("ahakv@accumulation=all,recent=1,value_prior=none", 2)
+    *_, first, second = run(policy, queries, keys, values, prompt=2)
+    np.testing.assert_allclose(first.decision.scores, [[17 / 12, 11 / 12, 4 / 6]], atol=FLOAT64)
+    assert second.seen.positions.tolist() == [[0, 2, 3]]
+    np.testing.assert_allclose(second.decision.scores, [[5 / 3, 7 / 6, 1 / 4]], atol=FLOAT64)
 
 
 def test_measured_gain_is_invariant_under_scale_and_shift_of_the_logits():

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from build import kept, observation, observe_rows, run, stream
+from build import kept, observation, observe_rows, paying, run, stream
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import DECIMALS, FLOAT64
@@ -81,15 +81,69 @@ def test_equal_values_leave_errors_of_rounding(error):
     assert len(set(errors.argmin(axis=1))) > 1
 
 
+@pytest.mark.parametrize(
+    ("several", "stay"), [("independent", [0, 2]), ("sequential", [0, 3]), ("joint_greedy", [2, 3])]
+)
+def test_two_of_four_are_evicted_by_hand(several, stay):
+    """h = (2, 1, 4, 1)/8, v = (3, −2, 2, −2): X = 10/8. Errors ⅓·1.75 = .583, 1/7·3.25 = .464,
+    1·.75 = .75, .464: 1 and 3 have the least. First 1 alone, of equal ones the earlier; then
+    sequential: h = (2, 4, 1)/7, X = 12/7: ⅖·9/7 = .514, 4/3·2/7 = .381, 1/6·26/7 = .619, so 2;
+    jointly: without 1 and 0, 2 or 3 X is 6/5, 4/3 or 14/6: 6/5 is nearest to 10/8, so 0."""
+    seen = observation([np.array([2, 1, 4, 1]) / 8], values=[3.0, -2, 2, -2])
+    assert kept(methods.get(f"caote:tova@several={several}", 2), State(), seen) == stay
+
+
+def test_the_plain_mean_is_of_all_present_values():
+    """The newest entry is protected, and has no share of h = (⅔, ⅓, 0) over the candidates; its
+    value counts: mean (2, 2), errors 2·‖(2, 2)‖ and ½·‖(−4, 2)‖."""
+    seen = observation([[0.5, 0.25, 0.25]], values=[[0.0, 0], [6, 0], [0, 6]])
+    policy = methods.get("fast_caote:tova@recent=1,normalize_over=candidates", 2)
+    score = policy.score.score(State(), seen, ~policy.protect.safe(seen), 1)
+    np.testing.assert_allclose(score[0, :2], [2 * np.sqrt(8), np.sqrt(20) / 2], atol=FLOAT64)
+
+
+def test_heads_are_averaged_before_their_shares_by_hand():
+    """Heads .2 .2 and .6 .2 among the candidates: mean .4 .2, so h = (⅔, ⅓), where the mean of
+    their shares would be (⅝, ⅜). X = 1; errors 2·1 and ½·2."""
+    seen = observation([[[[0.2, 0.2, 0.6]], [[0.6, 0.2, 0.2]]]], values=[0.0, 3, 9])
+    policy = methods.get("caote:tova@recent=1,heads=attention,normalize_over=candidates", 2)
+    score = policy.score.score(State(), seen, ~policy.protect.safe(seen), 1)
+    np.testing.assert_allclose(score[0, :2], [2, 1], atol=FLOAT64)
+
+
+def test_errors_are_pooled_among_the_candidates_by_hand():
+    """Errors √2, √10/3 | √10/3, as above, the last protected: (√2 + √10/3)/3 of both others."""
+    seen = observation([[0.5, 0.25, 0.25]], values=[[0.0, 0], [4, 0], [0, 4]])
+    policy = methods.get("caote:tova@recent=1,pool=3", 2)
+    score = policy.score.score(State(), seen, ~policy.protect.safe(seen), 1)
+    np.testing.assert_allclose(score[0, :2], (np.sqrt(2) + np.sqrt(10) / 3) / 3, atol=FLOAT64)
+
+
+def test_evicted_first_each_query_keeps_its_own_key_by_hand():
+    """B = 2 after a prompt of three tokens; the last pays 4, 1, 3 of 8, so TOVA's CAOTE evicts 1.
+    Values are unit vectors, so outputs are weights: query 1 keeps ¼ and ¾, its own; query 2 has 4/7
+    and 3/7. Errors: with X = (4, 1, 3)/8, ‖X − v‖ = √26/8 for 0, √74/8 for 1, √42/8 for 2; times 1,
+    1/7, 3/5: .637, .154, .486."""
+    policy = methods.get("caote:tova@evict_before_attend=true", 2)
+    (result,) = run(policy, *paying([[1], [1, 3], [4, 1, 3]]), prompt=3)
+    errors = np.sqrt([26, 74, 42]) / 8 * [1, 1 / 7, 3 / 5]
+    np.testing.assert_allclose(result.decision.scores, [errors], atol=FLOAT64)
+    expected = [[1, 0, 0], [1 / 4, 3 / 4, 0], [4 / 7, 0, 3 / 7]]
+    np.testing.assert_allclose(result.output[0, 0], expected, atol=FLOAT64)
+
+
 @given(st.integers(0, 10**6))
 def test_joint_greedy_grows_its_set_by_the_exact_error(seed):
-    h, values = random_case(seed)
-    seen = observation([h], values=values)
+    """Of two query heads, whose changes are joined by their L2 norm."""
+    (h, values), (other, _) = random_case(seed), random_case(seed + 1)
+    seen = observation([[[h], [other]]], values=values)
     policy = methods.get("caote:tova@several=joint_greedy", 4)
     evicted: set[int] = set()
     for _ in range(3):
         costs = {
-            j: np.linalg.norm(output(h, values) - output(h, values, evicted | {j}))
+            j: np.linalg.norm(
+                [output(x, values) - output(x, values, evicted | {j}) for x in (h, other)]
+            )
             for j in range(7)
             if j not in evicted
         }

@@ -49,14 +49,19 @@ def test_demotion_is_final_and_the_demoted_are_not_ranked_again():
 def test_mikv_holds_the_budget_at_full_precision():
     queries, keys, values = stream(np.random.default_rng(22), 2, 2, 4, 40)
     policy = methods.get("ddks@reading=mikv,group=4", budget=10)
-    cache = run(policy, queries, keys, values, prompt=15)[-1].cache
+    results = run(policy, queries, keys, values, prompt=15)
+    cache = results[-1].cache
     assert len(cache) == 40
     assert (cache.keys.bits == 16).sum(axis=1).tolist() == [10, 10]
+    assert (cache.keys.bits[:, -5:] == 16).all()  # half of the budget
+    for result in results:  # balanced by what the prompt's block saw, once for all
+        np.testing.assert_array_equal(result.cache.keys.balance, balance(results[0].seen))
 
 
 def test_balance_by_hand():
-    """max|q| = (8, 1), max|k| = (2, 4): β = (√4, √¼) = (2, ½)."""
-    seen = observation([[1.0, 0.0]], queries=[[-8, 1]], keys=[[1, -4], [2, 3]])
+    """max|q| = (8, 1) over two heads, max|k| = (2, 4): β = (√4, √¼) = (2, ½)."""
+    heads = np.full((1, 2, 1, 2), 0.5)
+    seen = observation(heads, queries=[[-8, 0], [2, 1]], keys=[[1, -4], [2, 3]])
     np.testing.assert_allclose(balance(seen), [[2.0, 0.5]], atol=FLOAT64)
 
 

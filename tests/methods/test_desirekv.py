@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import observation, run, stream
+from build import looking, observation, run, stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.cache import State
+from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.conformance.made import recording
 from kvlab.reference.generate import choose
 from kvlab.reference.methods.desirekv import (
@@ -16,6 +16,7 @@ from kvlab.reference.methods.desirekv import (
     decision_window,
     doubtful,
     outlier_score,
+    quantize_entries,
     sensitivity,
 )
 from kvlab.reference.streams import Source, random_stream
@@ -39,6 +40,10 @@ def test_sensitivity_by_hand():
     keys = np.array([[[*BLOCK, *calm], [*calm, *calm], [*BLOCK, *BLOCK]]])
     relative = sensitivity(keys / 10, np.ones((1, 3), dtype=bool), group=8)
     np.testing.assert_allclose(relative, [0.5, 0.0, 1.0], atol=FLOAT64)
+    # a second KV head, 0 and 8.75 for token 2: 8.75/4 and 26.25/4 over both
+    other = np.array([[*calm, *calm], [*calm, *calm], [*calm, *BLOCK]])
+    relative = sensitivity(np.stack([keys[0], other]), np.ones((2, 3), dtype=bool), group=8)
+    np.testing.assert_allclose(relative, [1 / 3, 0.0, 1.0], atol=FLOAT64)
     np.testing.assert_array_equal(sensitivity(keys[:, 1:2], np.ones((1, 1), bool), 8), [0.0])
     seen, all_three = observation([[1 / 3] * 3], keys=keys), np.ones((1, 3), dtype=bool)
     above = BitsBySensitivity(DesireKV(group=8, sensitivity_threshold=0.5))
@@ -53,6 +58,46 @@ def test_equal_keys_are_not_sensitive():
     assert not BitsBySensitivity(DesireKV(group=8)).sensitive(State(), seen, window).any()
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"sensitivity_threshold": 0.6}, [0, 1]),
+        ({"sensitivity_quantile": 0.75}, [0]),  # above .75, which is the second of five
+        ({"sensitivity_quantile": 0.25}, [0, 1, 2]),
+    ],
+)
+def test_sensitive_is_what_is_above_the_windows_quantile(options, expected):
+    """Keys of 4, 3, 2, 1, 0 times the same outlier: relative to the largest 1, ¾, ½, ¼, 0. Keys of
+    40 times it are not in the window."""
+    window = np.array([[True] * 5 + [False] * 5])
+    keys = np.outer([4.0, 3, 2, 1, 0, *[40.0] * 5], BLOCK)[None]
+    seen = observation([[1 / 10] * 10], keys=keys)
+    marks = BitsBySensitivity(DesireKV(group=8, **options)).sensitive(State(), seen, window)
+    assert np.flatnonzero(marks[0, :5]).tolist() == expected
+
+
+def test_the_ablations_draw_apart():
+    """Of 64 entries, those whose draw is above ½ are others for importance than for sensitivity,
+    and others at the next event."""
+    options = DesireKV(sensitivity="random", sensitivity_threshold=0.5)
+    seen, everything = observation([[1 / 64] * 64]), np.ones((1, 64), dtype=bool)
+    sensitive = BitsBySensitivity(options).sensitive(State(), seen, everything)
+    draw = methods.get("desirekv-i").score.score
+    later = replace(seen, clock=replace(seen.clock, seen=seen.clock.seen + 1))
+    now, then = (draw(State(), each, everything, 32) > 0.5 for each in (seen, later))
+    for one, other in ((now, sensitive), (now, then)):
+        assert 16 < one.sum() < 48 and 16 < other.sum() < 48 and 16 < (one != other).sum() < 48
+
+
+def test_no_entry_is_raised_to_more_bits():
+    """At a second event, under ``scope=all``, an entry of 4 bits may be found sensitive."""
+    x = np.random.default_rng(0).normal(size=(1, 3, 8))
+    cache = LayerCache.empty(1, 8, {}).append(x, x, np.arange(3), {})
+    first, every = np.array([[True, False, False]]), np.ones((1, 3), dtype=bool)
+    twice = quantize_entries(quantize_entries(cache, first, 4, 4, 8), every, 8, 8, 8)
+    assert twice.keys.bits.tolist() == twice.values.bits.tolist() == [[4, 8, 8]]
+
+
 def test_a_short_last_block_uses_its_own_length():
     """d = 10, g = 8: the block (0, 4) has mean 2 and no outlier."""
     keys = np.array([[[*BLOCK, 0.0, 4.0]]])
@@ -64,7 +109,7 @@ def test_the_token_after_a_doubt_is_marked():
     """Confidence of tokens 2..5: .9 .2 – .1, λ = .5: token 4, which was given, follows token 3,
     and what follows token 5 is not decided about. Token 5 follows a given one, which has none. At λ
     itself a token is confident enough."""
-    confidence = np.array([np.nan, np.nan, 0.9, 0.2, np.nan, 0.1, 0.9])
+    confidence = np.array([np.nan, np.nan, 0.9, 0.2, np.nan, 0.1, 0.95])
     seen = observation([[1 / 7] * 7], prompt=2, confidence=confidence)
     window = np.array([[False, False, True, True, True, True, False]])
     for options, expected in (
@@ -72,6 +117,7 @@ def test_the_token_after_a_doubt_is_marked():
         ({"doubt_threshold": 0.2}, []),
         ({"doubt_threshold": 0.5, "doubt_shift": 0}, [3, 5]),
         ({"doubt_quantile": 0.75, "doubt_shift": 0}, [3, 5]),
+        ({"doubt_quantile": 0.5, "doubt_shift": 0}, [5]),  # below .2; .95 is not in the window
     ):
         marks = doubtful(DesireKV(**options), seen, window)
         assert np.flatnonzero(marks[0]).tolist() == expected
@@ -82,6 +128,25 @@ def test_the_token_after_a_doubt_is_marked():
 def test_confidence_is_the_largest_probability_at_temperature_1(temperature):
     _, confidence = choose(np.log([0.2, 0.5, 0.3]), temperature, np.random.default_rng(0))
     assert confidence == pytest.approx(0.5, abs=FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("radius=0", [9 / 16, 7 / 16]),  # the means of ¾, ½, ½, ½ and ¼, ½, ½, ½
+        ("radius=1", [1 / 3, 1 / 3]),
+        ("radius=0,normalize_over=present", [(3 / 14 + 3 / 12) / 4, (1 / 14 + 3 / 12) / 4]),
+        ("radius=1,normalize_over=present", [(4 / 14 + 6 / 12) / 12] * 2),
+    ],
+)
+def test_importance_by_hand(options, expected):
+    """Prompt 1, P = 2, R = 1; one of four heads pays 9 3 1 1, the others 9 1 1 1. The window is
+    entries 1 and 2; pooled are these two and zeros beyond."""
+    score = methods.get(f"desirekv@interval=2,selector=1,{options}").score
+    plain = [[9, 1, 1, 1]]
+    seen = looking([[[[9, 3, 1, 1]], plain], [plain, plain]], prompt=1)
+    found = score.score(score.observe(State(), seen), seen, seen.positions > 0, 1)
+    np.testing.assert_allclose(found[:, 1:3], [expected] * 2, atol=FLOAT64)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +182,8 @@ def test_quadrants_of_one_window():
     high = (relative > np.median(relative))[result.cache.positions[0, 2:-2] - 2]
     assert 0 < high.sum() < 8 and bits[0, 2:-2].tolist() == np.where(high, 8, 4).tolist()
     assert (bits == bits[0]).all() and (result.cache.values.bits == bits).all()
+    apart = first_event(protection="none", value_bits=2).cache
+    assert (apart.keys.bits == bits).all() and (apart.values.bits[:, 2:-2] == 2).all()
 
 
 def test_doubtful_tokens_are_spared_and_get_high_bits():

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from build import kept, observation, observe_rows
+from build import kept, nothing_yet, observation, observe_rows, paying, run
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
@@ -26,6 +26,30 @@ def test_two_stay_by_hand(spec, rows, stay):
     """Half of the budget is recent by default."""
     policy = methods.get(spec, 2)
     assert kept(policy, *observe_rows(policy.score, rows)) == stay
+
+
+def test_sums_go_with_their_entries_by_hand():
+    """B = 2, the newest is protected. S_0 = 1 + 1/4 + 1/8, S_1 = 3/4 + 3/8, S_2 = 4/8: 1 is
+    evicted. The next token pays 1/4, 2/4 and 1/4: S = 13/8, 1, 1/4 of 0, 2, 3, and 2 is evicted."""
+    rows = [[1], [1, 3], [1, 3, 4], [1, 9, 2, 1]]
+    *_, first, second = run(methods.get("h2o@recent=1", 2), *paying(rows), prompt=0)
+    assert first.cache.positions.tolist() == [[0, 2]]
+    assert second.seen.positions.tolist() == [[0, 2, 3]]
+    np.testing.assert_allclose(second.decision.scores, [[13 / 8, 1, 1 / 4]], atol=FLOAT64)
+    assert second.cache.positions.tolist() == [[0, 3]]
+    np.testing.assert_array_equal(second.cache.keys.vectors[0], 2 * np.eye(4)[[0, 3]])
+    np.testing.assert_array_equal(second.cache.values.vectors[0], np.eye(4)[[0, 3]])
+    np.testing.assert_allclose(
+        second.cache.state.entries["accumulated"], [[13 / 8, 1 / 4]], atol=FLOAT64
+    )
+
+
+def test_query_heads_are_reduced_row_by_row():
+    """Entry 0 is paid .5, .8 by one head and .8, .5 by the other: .8 + .8, not max(1.3, 1.3)."""
+    score = methods.get("h2o", 4, reduce="max").score
+    seen = observation([[[[0.5, 0.5], [0.8, 0.2]], [[0.8, 0.2], [0.5, 0.5]]]])
+    received = score.observe(nothing_yet(score, seen), seen).entries["accumulated"]
+    np.testing.assert_allclose(received, [[1.6, 1.0]], atol=FLOAT64)
 
 
 @pytest.mark.parametrize(("reduce", "expected"), [("mean", 0.5), ("max", 0.8), ("sum", 1.0)])

@@ -25,6 +25,21 @@ def test_what_is_quantised_when():
     assert (cache.values.bits == [4] * 7 + [16] * 4).all()
 
 
+def test_what_is_quantised_stays_as_it_is_by_hand():
+    """Near 1000 float16 holds halves. Values (1000.2, 1000.3) at 2 bits: z = 1000, Δ = 1/30, codes
+    3 and 3: 1000.1, which would be read as 1000 if it were quantised again. So for keys along the
+    tokens of a channel; along the channels of a token they would be 0 and 1000 exactly."""
+    keys = np.array([[[1000.2, 0.0], [1000.3, 0.0], *[[0.0, 0.0]] * 4]])
+    values = np.array([[[1000.2, 1000.3]] * 6])
+    policy = methods.get("kivi@group=2,residual=2,key_bits=2,value_bits=2")
+    *_, before, _, last = run(policy, np.zeros((1, 1, 6, 2)), keys, values, prompt=0)
+    for result in (before, last):
+        two, step = result.cache, np.float16(0.1 / 3).astype(float)
+        expected = [[1000 + 3 * step, 0], [1000 + 3 * step, 0]]
+        np.testing.assert_allclose(two.keys.vectors[0, :2], expected, rtol=1e-12)
+        np.testing.assert_allclose(two.values.vectors[0, :2], 1000 + 3 * step, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("key_bits", "value_bits"), [(4, 4), (8, 4), (2, 2)])
 def test_average_bits_formula_equals_stored_bytes(key_bits, value_bits):
     """½·Σ n_x(b_x + 32/g) + (n − n_x)·16, per element, at d = g = 8 and R = 16."""

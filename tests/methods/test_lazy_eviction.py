@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from build import kept, observe_rows, run, stream
+from build import kept, nothing_yet, observation, observe_rows, run, stream
 from tolerances import DECIMALS
 
 from kvlab.reference import methods
@@ -60,6 +60,23 @@ def test_readings_by_hand(active, options, interval, expected):
     assert state.entries["interval"][0, 2] == interval
     if expected is not None:
         assert score == pytest.approx(expected, abs=DECIMALS)
+
+
+def test_steps_are_counted_from_the_prompt_and_any_head_activates_by_hand():
+    """Two tokens of prompt, whose attention is not read. Step 1: one of two heads pays .6 to entry
+    0, the other .8 to entry 2; step 2: nobody pays ½. TS = 1 0 1 1, MRI = 1 0 1 0, Δ = 1 for entry
+    0: 2σ(−1) + 2σ(0) = .537883 + 1."""
+    score = methods.get("lazy_eviction@threshold=0.5,window=1", 4).score
+    prompt = observation([[1.0, 0], [0.5, 0.5]], prompt=2)
+    heads = [[[0.6, 0.1, 0.3, 0], [0.3, 0.3, 0.2, 0.2]], [[0.1, 0.1, 0.8, 0], [0.3, 0.3, 0.2, 0.2]]]
+    seen = observation([heads], prompt=2)
+    read = score.observe(nothing_yet(score, prompt), prompt).entries
+    assert not any(column.any() for column in read.values())
+    state = score.observe(nothing_yet(score, seen), seen)
+    assert state.entries["stamp"].tolist() == [[1, 0, 1, 1]]
+    assert state.entries["interval"].tolist() == [[1, 0, 1, 0]]
+    found = score.score(state, seen, seen.positions >= 0, 0)
+    np.testing.assert_allclose(found, [[1.537883, 0, 1.537883, 0]], atol=DECIMALS)
 
 
 def test_the_guard_spares_what_is_not_overdue():

@@ -16,6 +16,11 @@ def keep_set(weights, spec, budget):
 def test_proxy_part_by_hand():
     """No random part, one sink: of F = .1 .3 .2 .4 the sink and the two largest stay."""
     assert keep_set([0.1, 0.3, 0.2, 0.4], "nacl@sinks=1,random_part=0.0", 3) == [0, 1, 3]
+    for seed in range(9):  # a sink with the largest F takes nobody's place; T sharpens F alone
+        sinks = f"nacl@sinks=1,random_part=0.0,seed={seed}"
+        assert keep_set([0.4, 0.1, 0.2, 0.3], sinks, 3) == [0, 2, 3]
+        cold = f"nacl@sinks=0,random_part=1.0,temperature=0.001,seed={seed}"
+        assert keep_set([0.1, 0.3, 0.2, 0.4], cold, 2) == [1, 3]
 
 
 def test_the_proxy_part_is_never_left_to_chance():
@@ -58,8 +63,8 @@ def test_heads_and_layers_draw_independently_and_repeatably():
 
 
 def test_proxies_are_summed_and_heads_averaged():
-    """Two query heads, equal logits: the last two of four rows give each entry 1/i."""
-    queries, policy = np.zeros((1, 2, 4, 1)), methods.get("nacl@proxy_share=0.5", 300)
+    """Three query heads, equal logits: the last two of four rows give each entry 1/i."""
+    queries, policy = np.zeros((1, 3, 4, 1)), methods.get("nacl@proxy_share=0.5", 300)
     (result,) = run(policy, queries, queries[0, :1], queries[0, :1], prompt=4)
     proxy = policy.score.proxy_attention(result.cache.state, result.seen)
     np.testing.assert_allclose(proxy[0], [7 / 12, 7 / 12, 7 / 12, 1 / 4], atol=FLOAT64)

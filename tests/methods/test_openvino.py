@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from build import kept, observation, observe_rows
+from build import kept, nothing_yet, observation, observe_rows
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
@@ -37,14 +37,23 @@ def test_five_entries_by_hand(options, worth):
     np.testing.assert_allclose(found, [worth], rtol=FLOAT64)
 
 
-def test_a_prompt_in_parts_counts_as_one_step():
-    score = methods.get("openvino@page=1,start=1,recent=1,pool=2,window=2", 4).score
-    whole = observation(np.array([row + (4 - len(row)) * [0] for row in ROWS[:4]]), prompt=4)
-    state = State({name: np.zeros((1, 4)) for name in score.columns})
-    parts, _ = observe_rows(score, ROWS[:4], prompt=4)
-    np.testing.assert_allclose(
-        score.observe(state, whole).entries["of_prompt"], parts.entries["of_prompt"], rtol=FLOAT64
-    )
+@pytest.mark.parametrize("options", ["window=2", "window=0,chunk=2"])
+def test_a_prompt_in_parts_counts_as_one_step(options):
+    """With chunks, the first two of which are complete."""
+    score = methods.get(f"openvino@page=1,start=1,recent=1,pool=2,{options}", 4).score
+    whole = observation(np.array([row + (5 - len(row)) * [0] for row in ROWS]), prompt=5)
+    parts, _ = observe_rows(score, ROWS, prompt=5)
+    at_once = score.observe(nothing_yet(score, whole), whole)
+    for name in score.columns:
+        np.testing.assert_allclose(at_once.entries[name], parts.entries[name], rtol=FLOAT64)
+
+
+def test_the_prompt_counts_once_by_hand():
+    """Nothing pooled: .4 1.1 .2 of the prompt's last two rows, and both generated tokens' rows."""
+    score = methods.get("openvino@page=1,start=1,recent=1,aggregation=sum,pool=1,window=2", 4).score
+    state, _ = observe_rows(score, (*ROWS, [0.1, 0.1, 0.2, 0.2, 0.2, 0.2]), prompt=4)
+    expected = [0, 0.4 + 0.2 + 0.1, 1.1 + 0.1 + 0.2, 0.2 + 0.4 + 0.2, 0.2 + 0.2, 0.2]
+    np.testing.assert_allclose(state.entries["accumulated"], [expected], rtol=FLOAT64)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +61,7 @@ def test_a_prompt_in_parts_counts_as_one_step():
     [  # of blocks 2-3 and 4-5 one is evicted, not the start, the last whole block or the new one
         ([0, 0, 0.1, 0.2, 0.6, 0.1, 0, 0, 0], [0, 1, 4, 5, 6, 7, 8]),
         ([0.9, 0, 0.05, 0.02, 0.01, 0.02, 0, 0, 0], [0, 1, 2, 3, 6, 7, 8]),
+        ([0, 0, 0.3, 0.0, 0.2, 0.2, 0, 0, 0.3], [0, 1, 4, 5, 6, 7, 8]),  # .3 is less than .2 + .2
     ],
 )
 def test_one_block_leaves_by_hand(row, stay):

@@ -1,5 +1,6 @@
 import numpy as np
-from build import kept, observation, observe_rows
+import pytest
+from build import kept, nothing_yet, observation, observe_rows
 
 from kvlab.reference import methods
 
@@ -20,6 +21,36 @@ def test_the_top_half_is_stamped_instead_of_a_threshold():
     policy = methods.get("raas@share=0.5,pin_prompt=false", 3)
     state, _ = observe_rows(policy.score, ROWS)
     np.testing.assert_array_equal(state.entries["stamp"], [[4, 3, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("options", "stamps"),
+    [
+        # some head pays ½ to 0 and to 1, nobody to 2, which is new
+        ("threshold=0.5", [2, 2, 2, 3]),
+        # ⌈.3·3⌉ = 1: the mean is largest for 1; ⌈.3·4⌉ = 2: 3, and of equal ones the last, 2
+        ("share=0.3", [0, 2, 3, 3]),
+    ],
+)
+def test_two_heads_and_two_tokens_at_once_by_hand(options, stamps):
+    """After a prompt of one token and a step, two tokens: heads .6 .2 .2 and .1 .55 .35, then .1 .1
+    .1 .7 of both."""
+    last = [0.1, 0.1, 0.1, 0.7]
+    seen = observation([[[[0.6, 0.2, 0.2, 0], last], [[0.1, 0.55, 0.35, 0], last]]], prompt=1)
+    score = methods.get(f"raas@{options}", 4).score
+    state = score.observe(nothing_yet(score, seen), seen)
+    np.testing.assert_array_equal(state.entries["stamp"], [stamps])
+
+
+def test_pages_are_stamped_whole_by_hand():
+    """Pages of keys (3, −1), (1, −4), (0, 0); one best page is stamped, of a prompt of four tokens.
+    Step 1, query 1: bounds 3, 1, 0; step 2, query −1: 1, 4, 0. The page being written is, too."""
+    policy = methods.get("raas@page=2,pin_prompt=false", 5)
+    assert policy.score.stamped_pages == 1
+    attention = np.full((1, 1, 2, 6), 1 / 6)
+    seen = observation(attention, keys=[3, -1, 1, -4, 0, 0], queries=[1, -1], prompt=4)
+    state = policy.score.observe(nothing_yet(policy.score, seen), seen)
+    np.testing.assert_array_equal(state.entries["stamp"], [[1, 1, 2, 2, 2, 2]])
 
 
 def test_page_bound_by_hand():

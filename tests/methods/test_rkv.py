@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
-from build import asked_once
+from build import asked_once, looking
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from kvlab.reference.cache import State
 
 
 def test_redundancy_of_duplicates_by_hand():
@@ -38,6 +39,16 @@ def test_scores_by_hand(mix):
     candidates = np.array([[True, True, True, False]])
     scores = policy.score.score(*asked_once(policy, [0.25] * 4, [1, 2, 1, 5]), candidates, 2)
     np.testing.assert_allclose(scores[0, :3], mix / 2 - (1 - mix) / 4, atol=FLOAT64)
+
+
+def test_heads_join_before_the_softmax_and_rows_after_it_by_hand():
+    """Two rows of two heads: 6 1 1 and 1 2 1, whose maxima 6 2 1 make 6/9 2/9 1/9; 1 1 6 and 1 1 1,
+    so ⅛ ⅛ 6/8; the mean of both."""
+    score = methods.get("rkv@window=2,mix=1.0,kernel=1", 4).score
+    seen = looking([[[[6, 1, 1, 1, 1], [1, 1, 6, 1, 1]], [[1, 2, 1, 1, 1], [1, 1, 1, 1, 1]]]])
+    scores = score.score(score.observe(State(), seen), seen, seen.positions < 3, 2)
+    rows = np.array([[6 / 9, 2 / 9, 1 / 9], [1 / 8, 1 / 8, 6 / 8]])
+    np.testing.assert_allclose(scores[0, :3], rows.mean(axis=0), atol=FLOAT64)
 
 
 def test_a_zero_key_is_similar_to_none():

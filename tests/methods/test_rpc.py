@@ -1,8 +1,9 @@
 import numpy as np
-from build import asked_once, kept, observation, run, stream
+from build import asked_once, kept, looking, observation, run, stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from kvlab.reference.cache import State
 from kvlab.reference.observation import Clock
 
 
@@ -27,6 +28,15 @@ def test_scores_by_hand():
     scores = policy.score.score(state, seen, candidates, 1)
     np.testing.assert_allclose(scores[0, :3], [0.25, 1 / 3, 0.25], atol=FLOAT64)
     assert kept(policy, state, seen) == [1, 3]
+
+
+def test_all_heads_are_averaged_by_hand():
+    """Two KV heads of two: ¾ ¼ and ½ ½, ¼ ¾ and ½ ½: on average ½ ½ for both."""
+    score = methods.get("rpc@interval=3,selector=1,compression=3,kernel=1").score
+    even = [[1, 1, 1]]
+    seen = looking([[[[3, 1, 1]], even], [[[1, 3, 1]], even]])
+    scores = score.score(score.observe(State(), seen), seen, seen.positions < 2, 1)
+    np.testing.assert_allclose(scores[:, :2], 0.5, atol=FLOAT64)
 
 
 def test_all_heads_share_unless_told_otherwise():

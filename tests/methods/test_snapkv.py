@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import asked_once, kept, run, stream
+from build import asked_once, kept, looking, run, stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from kvlab.reference.cache import State
 from kvlab.reference.policy import Never
 from kvlab.reference.windows import max_pool, mean_pool
 
@@ -23,6 +24,15 @@ def test_five_entries_by_hand():
     assert kept(policy, state, seen) == [0, 1, 4]
 
 
+def test_heads_are_averaged_before_the_maximum_by_hand():
+    """Heads .6 .1 .1 .1 | .1 and .1 .6 .1 .1 | .1: mean .35 .35 .1 .1, of three .35 .35 .35 .1; the
+    mean of their maxima would be .6 .6 .35 .1."""
+    score = methods.get("snapkv@window=1,pooling=max,kernel=3", 3).score
+    seen = looking([[[[6, 1, 1, 1, 1]], [[1, 6, 1, 1, 1]]]])
+    scores = score.score(score.observe(State(), seen), seen, seen.positions < 4, 2)
+    np.testing.assert_allclose(scores[0, :4], [0.35, 0.35, 0.35, 0.1], atol=FLOAT64)
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -32,9 +42,9 @@ def test_five_entries_by_hand():
     ],
 )
 def test_rows_are_summed_and_heads_averaged(spec, expected):
-    """Two KV heads of two query heads, equal logits: row i gives each entry 1/i."""
-    queries, policy = np.zeros((2, 2, 4, 1)), replace(methods.get(spec, 9), schedule=Never())
-    (result,) = run(policy, queries, queries[0], queries[0], prompt=4)
+    """Two KV heads of three query heads, equal logits: row i gives each entry 1/i."""
+    queries, policy = np.zeros((2, 3, 4, 1)), replace(methods.get(spec, 9), schedule=Never())
+    (result,) = run(policy, queries, queries[:, 0], queries[:, 0], prompt=4)
     candidates = result.seen.positions < 2
     scores = policy.score.score(result.cache.state, result.seen, candidates, 1)
     np.testing.assert_allclose(scores[:, :2], expected, atol=FLOAT64)

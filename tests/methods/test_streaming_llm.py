@@ -39,6 +39,8 @@ def test_repositioned_keys_make_the_output_independent_of_how_much_was_dropped()
     np.testing.assert_allclose(
         last_logits(policy, short), last_logits(policy, long), atol=FLOAT32_ANGLES
     )
+    wide = [methods.get(f"streaming_llm@reposition={each}", 20) for each in ("true", "false")]
+    np.testing.assert_allclose(*(last_logits(x, long) for x in wide), atol=FLOAT32_ANGLES)
     np.testing.assert_allclose(last_logits(plain, short), last_logits(plain, long), atol=FLOAT64)
     sinks = "streaming_llm@sinks=1,reposition="
     moved = [last_logits(methods.get(f"{sinks}true", 4), prompt) for prompt in (short, long)]

@@ -6,18 +6,25 @@ from build import run, stream
 
 from kvlab.reference import methods
 
+DESIREKV = "desirekv@selector=2,group=4,protection=none"
+
 
 @pytest.mark.parametrize(
     ("spec", "budget", "prompt", "tokens", "left"),
     [
         ("tova", 1, 4, 9, dict.fromkeys(range(4, 10), 1)),
         ("snapkv@window=3", 8, 20, 30, {20: 8}),
+        ("caote:snapkv@window=3", 8, 20, 30, dict.fromkeys(range(20, 31), 8)),  # at every step
         ("streaming_llm@every=5,when_full=true", 8, 10, 20, {13: 8, 18: 8}),
         ("rkv@every=8,window=3", 12, 20, 40, {20: 12, 24: 12, 32: 12, 40: 12}),
         ("lazy_eviction@window=4", 8, 14, 34, {18: 8, 22: 8, 26: 8, 30: 8, 34: 8}),
         ("rpc@interval=8,selector=2", 12, 5, 40, {15: 12, 23: 12, 31: 12, 39: 12}),
         # prompt 3, P = 8, R = 2, c = 4: candidates 8, 10, 12 shrink to 2, 4, 6; + 3 + 2 stay
         ("rpc@interval=8,selector=2", None, 3, 29, {13: 7, 21: 9, 29: 11}),
+        ("rpc@interval=10,selector=2", None, 3, 25, {15: 7, 25: 9}),  # ⌊10/4⌋ more at each event
+        # P = 5, half of which is 2 entries; P = 8, a quarter of which is 2; 3 + 2 stay besides
+        (f"{DESIREKV},interval=5", None, 3, 15, {10: 7, 15: 9}),
+        (f"{DESIREKV},interval=8,importance_quantile=0.75", None, 3, 21, {13: 7, 21: 9}),
     ],
 )
 def test_entries_after_every_step(spec, budget, prompt, tokens, left):
@@ -29,6 +36,19 @@ def test_entries_after_every_step(spec, budget, prompt, tokens, left):
         entries = left.get(seen, entries + result.seen.clock.block)
         assert len(result.cache) == entries
         assert (result.keep is not None) == (seen in left)
+
+
+EVERY = ("h2o@", "tova@", "caote:tova@", "random@", "knorm@", "value_norm@", "streaming_llm@")
+EVERY += ("ahakv@recent=2,", "snapkv@window=2,schedule=every_block,")
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_every_so_many_generated_tokens(spec):
+    """After the prompt of 10, and at 15 and 20; in between the cache grows from 8 to 12."""
+    results = run(
+        methods.get(f"{spec}every=5", 8), *stream(np.random.default_rng(3), 1, 1, 4, 21), 10
+    )
+    assert [len(each.cache) for each in results] == [8, 9, 10, 11, 12, 8, 9, 10, 11, 12, 8, 9]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from kvlab.reference.step import select
         ([[[[0.5, 0.3, 0.2]], [[0.1, 0.3, 0.6]]]], [1, 2]),
         # only the last row counts, and the newest may be evicted
         ([[0.9, 0.1, 0.0], [0.4, 0.5, 0.1]], [0, 1]),
+        ([[0.9, 0.1, 0.0], [0.1, 0.5, 0.4]], [1, 2]),
     ],
 )
 def test_two_stay_by_hand(attention, stay):
-    assert kept(methods.get("tova", 2), State(), observation(attention)) == stay
+    for spec in ("tova", "tova@per_head=true"):  # of one KV head
+        assert kept(methods.get(spec, 2), State(), observation(attention)) == stay
 
 
 def test_all_kv_heads_share_one_keep_set():
