@@ -3,12 +3,14 @@
 No list of names can say for which models this holds: architectures differ in places that no check
 of a name or a configuration sees, and a mask or an argument that is lost gives wrong text, not an
 error. So the full cache is compared with the stock model, once per class, configuration, number
-format and device of a model in a process.
+format and device of a model in a process. A method that changes positions or masks is compared,
+too, once for every such option.
 """
 
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,11 +24,16 @@ from kvlab.fast.huggingface.attachment import attached, implementation
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 from kvlab.fast.huggingface.forward import first_position
 from kvlab.fast.huggingface.rotary import longest_alike
+from kvlab.reference.policy import Edges
 
 COLUMNS = 5
 PADDING = 1
 """Columns of padding on the left of the second text."""
 BLOCK = 2
+CHANGES = ("reposition", "evict_before_attend")
+"""Options of a policy that change positions or masks."""
+KEPT = 2
+"""First tokens of a text, which are kept while all others are evicted."""
 PIECES = (3, 1, 1, 1)
 """Tokens of the calls that cross a length: two stay below it, which resets type ``dynamic``."""
 
@@ -47,30 +54,44 @@ _goes_on: dict[Any, bool] = {}
 """Whether the recurrent layers of each model that was asked read a text in pieces."""
 
 
-def check_agreement(model: Any) -> tuple[str, ...]:
+def check_agreement(cache: CompressedCache) -> tuple[str, ...]:
     """Compare the full cache with the stock model's logits, unless that was done before.
 
     One text is read at once. Another, padded on the left, is read in two blocks, then one token
     alone. If a length changes the model's rotary frequencies, tokens at the positions around it are
-    read, too, beside transformers' own cache. Models that cannot read a text without other inputs,
-    and logits that are no numbers, are not judged. The ValueError names what differed, or how the
-    model failed. Returned is which texts were not compared.
+    read, too, beside transformers' own cache. If the cache's policy has options of `CHANGES`, a
+    token after an eviction is compared with the stock model that reads the kept tokens alone.
+    Models that cannot read a text without other inputs, and logits that are no numbers, are not
+    judged. The ValueError names what differed, or how the model failed. Returned is which texts
+    were not compared.
     """
-    key = _key(model)
-    if key not in _differences and model.device.type != "meta":
-        with _evaluating(model):
-            difference = _difference(model)
-        if difference is None:
-            return ("texts of any length: the model alone gives no logits of numbers for a text",)
-        _differences[key] = difference
-    if _differences.get(key):
-        raise ValueError(
-            f"{type(model).__name__} {_differences[key]}: use it without compress(), or, if you "
-            "know why this is right, call compress(verify=False)"
-        )
+    model, policy = cache.model, cache.policy.specification
+    changes = tuple(name for name in CHANGES if getattr(policy, name))
+    alone = "position_ids" in inspect.signature(model.forward).parameters and cache.masks_nothing
+    for asked in dict.fromkeys([(), changes if alone else ()]):
+        key = (*_key(model), asked)
+        if key not in _differences and model.device.type != "meta":
+            with evaluating(model):
+                difference = _difference(cache, asked)
+            if difference is None:
+                return (
+                    "texts of any length: the model alone gives no logits of numbers for a text",
+                )
+            _differences[key] = difference
+        if _differences.get(key):
+            raise ValueError(
+                f"{type(model).__name__} {_differences[key]}: use it without compress(), or, if "
+                "you know why this is right, call compress(verify=False)"
+            )
     layers = DynamicCache(config=model.config).layers
     windows = {getattr(layer, "sliding_window", 0) for layer in layers} - set(range(COLUMNS))
-    return tuple(f"texts beyond the sliding window of {window} tokens" for window in windows)
+    left_out = [f"texts beyond the sliding window of {window} tokens" for window in windows]
+    if changes and not alone:
+        left_out.append(
+            f"texts after an eviction with {' and '.join(changes)}: no call of the model alone "
+            "leaves the evicted tokens out of full-attention layers only"
+        )
+    return tuple(left_out)
 
 
 def _key(model: Any) -> tuple[Any, ...]:
@@ -87,7 +108,7 @@ def reads_in_pieces(model: Any) -> bool:
     key = _key(model)
     if key not in _goes_on:
         try:
-            with _evaluating(model):
+            with evaluating(model):
                 _goes_on[key] = _pieces_agree(model)
         except torch.OutOfMemoryError:
             raise
@@ -101,7 +122,7 @@ def _pieces_agree(model: Any) -> bool:
     layers = DynamicCache(config=model.config).layers
     number = next(n for n, layer in enumerate(layers) if hasattr(layer, "recurrent_states"))
     numbered = [x for x in model.get_decoder().modules() if getattr(x, "layer_idx", None) == number]
-    ids, _ = _texts(model)
+    ids, _ = texts(model)
     ids, padding = ids.reshape(1, -1), BLOCK + 1
     real = (torch.arange(ids.shape[1], device=ids.device) >= padding)[None].long()
 
@@ -126,7 +147,7 @@ def _pieces_agree(model: Any) -> bool:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Let a model evaluate, and every module train again afterwards that trained before."""
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -138,10 +159,14 @@ def _evaluating(model: Any) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _difference(model: Any) -> str | None:
-    """Say what differs; None if the stock model gives nothing to compare with."""
+def _difference(cache: CompressedCache, changes: tuple[str, ...]) -> str | None:
+    """Say what differs; None if the stock model gives nothing to compare with.
+
+    With ``changes``, what is compared is a method with these options; the full cache without.
+    """
+    model = cache.model
     try:
-        ids, real = _texts(model)
+        ids, real = texts(model)
         try:
             rows = zip(ids.split(1), real.split(1), strict=True)
             expected = torch.cat([stock_logits(model, *row) for row in rows])
@@ -151,10 +176,10 @@ def _difference(model: Any) -> str | None:
             return f"gives logits of shape {tuple(expected.shape[1:])} for {ids.shape[1]} tokens"
         if not expected[real].isfinite().all():
             return None
-        limit, parts = longest_alike(model), {}
-        if limit is not None:
-            parts[f"tokens beyond {limit}"] = _across(model, limit, ids)
-        parts |= _compared(model, ids, real, expected)
+        if changes:
+            parts = _after_eviction(cache, changes, ids)
+        else:
+            parts = _compared(model, ids, real, expected)
     except (UnsupportedModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -170,7 +195,7 @@ def _difference(model: Any) -> str | None:
     return ""
 
 
-def _texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
+def texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
     """Return two texts without special tokens, and a mask of the tokens that are not padding."""
     config = model.config.get_text_config(decoder=True)
     special = [
@@ -237,6 +262,9 @@ def _compared(
     expected: Float[Tensor, "2 t vocab"],
 ) -> dict[str, tuple[Float[Tensor, "k vocab"], Float[Tensor, "k vocab"]]]:
     """Logits under the full policy and the stock model's, by the name of the comparison."""
+    limit, parts = longest_alike(model), {}
+    if limit is not None:
+        parts[f"tokens beyond {limit}"] = _across(model, limit, ids)
     cache = CompressedCache(model, methods.get("full"))
     with attached(model, cache, None):
         at_once = model(input_ids=ids[:1], past_key_values=cache).logits[0]
@@ -248,12 +276,34 @@ def _compared(
         inputs["attention_mask"] = real[1:].long()
         last = model(input_ids=ids[1:, prompt:], **inputs).logits[0]
     whole, padded = expected
-    return {
+    return parts | {
         "a text read at once": (at_once, whole),
         "a text padded on the left": (text[PADDING:BLOCK], padded[PADDING:BLOCK]),
         "the second block of a text": (text[BLOCK:], padded[BLOCK:prompt]),
         "one token after a text": (last, padded[prompt:]),
     }
+
+
+def _after_eviction(
+    cache: CompressedCache, changes: tuple[str, ...], ids: Int[Tensor, "2 t"]
+) -> dict[str, tuple[Float[Tensor, "1 vocab"], Float[Tensor, "1 vocab"]]]:
+    """Logits of a token after an eviction, and the stock model's that reads only what was kept.
+
+    The first tokens are kept: no layer let the others, which came later, change them.
+    """
+    model, kept = cache.model, [*range(KEPT), COLUMNS - 1]
+    policy = methods.get("streaming_llm", KEPT, sinks=KEPT - 1).specification
+    policy = replace(policy, protect=Edges(sinks=KEPT), **dict.fromkeys(changes, True))
+    probe = CompressedCache(model, methods.port(policy))
+    probe.rotations = cache.rotations
+    with attached(model, probe, None):
+        model(input_ids=ids[:1, : COLUMNS - 1], past_key_values=probe)
+        found = model(input_ids=ids[:1, COLUMNS - 1 :], past_key_values=probe).logits[0]
+    at = torch.tensor([range(KEPT + 1) if policy.reposition else kept], device=ids.device)
+    read = ids[:1, kept]
+    real = torch.ones_like(read).bool()
+    logits = stock_logits(model, read, real, position_ids=at + first_position(model))
+    return {f"a token after an eviction with {' and '.join(changes)}": (found, logits[0, -1:])}
 
 
 def logit_distance(found: Float[Tensor, "t vocab"], expected: Float[Tensor, "t vocab"]) -> float:

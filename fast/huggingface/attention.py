@@ -82,7 +82,7 @@ def attention(
         key,
         value,
         owner.clock.confidence_so_far.to(query.device),
-        owner.rotate,
+        None if owner.rotations is None else owner.rotations[layer.place],
         softcap,
         _hidden_states(module, layer, query) if owner.policy.needs.hidden_states else None,
         len(owner.layers),

@@ -21,7 +21,7 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface import saving
 from kvlab.fast.huggingface.clock import StreamClock
-from kvlab.fast.huggingface.rotary import rotation_of
+from kvlab.fast.huggingface.rotary import Rotation
 from kvlab.reference.observation import Clock
 
 TICKET = "_kvlab_ticket"
@@ -128,7 +128,8 @@ class CompressedCache(Cache):
         """Make an empty cache; ``policy_for`` the tokens of the first call, where they decide."""
         self.model, self.policy, self.policy_for = model, policy, policy_for
         self.watch = watch
-        self.rotate = rotation_of(model) if policy.specification.reposition else None
+        self.rotations: list[Rotation] | None = None
+        """How each compressed layer rotates queries and keys; `compress` finds it out."""
         self.attachment = Attachment()
         super().__init__(layers=self._own_layers(DynamicCache(config=model.config).layers))
         self._forget()

@@ -91,18 +91,9 @@ class StreamClock:
     def advance(self, real: Bool[Tensor, "N m"] | None, m: int) -> BatchClock:
         """Count a block, and return its clock; ``real`` marks the tokens that are not padding."""
         assert self._last is not None and self._prompt is not None
-        if real is None:
-            counts = [m] * len(self.rows)
-            positions = self._last + 1
-            if m > 1:
-                ahead = torch.arange(m, dtype=torch.int32, device=self._last.device)
-                positions = positions + ahead
-            self._last = positions[:, -1:]
-        else:
-            counts = real.sum(dim=-1).tolist()
-            ahead = real.cumsum(dim=-1, dtype=torch.int32)
-            positions = torch.where(real, self._last + ahead, -1)
-            self._last = self._last + ahead[:, -1:]
+        counts = [m] * len(self.rows) if real is None else real.sum(dim=-1).tolist()
+        positions = self.following(real, m)
+        self._last = torch.maximum(self._last, positions[:, -1:])
         self.rows = tuple(
             Clock(row.seen + count, count, row.prompt)
             for row, count in zip(self.rows, counts, strict=True)
@@ -110,6 +101,17 @@ class StreamClock:
         if self.records_confidence:
             self._record_confidence(positions)
         return BatchClock(self.rows, positions, self._prompt)
+
+    def following(self, real: Bool[Tensor, "N m"] | None, m: int) -> Int[Tensor, "N m"]:
+        """Return the positions of the next ``m`` columns, which are -1 where they are padding.
+
+        For the first call without padding one row stands for all sequences.
+        """
+        last = torch.full((1, 1), -1, dtype=torch.int32) if self._last is None else self._last
+        if real is not None:
+            return torch.where(real, last.to(real.device) + real.cumsum(-1, dtype=torch.int32), -1)
+        ahead = torch.arange(m, dtype=torch.int32, device=last.device) if m > 1 else 0
+        return last + 1 + ahead
 
     def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
         """Note what the model says about the token after a block of ``m``."""

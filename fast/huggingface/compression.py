@@ -9,6 +9,7 @@ from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.repositioning import rotations_of
 from kvlab.reference import policy as reference
 from kvlab.reference.methods import parse
 from kvlab.reference.selection import budget_entries
@@ -47,7 +48,8 @@ def compress(
             the budget and one block; None for the whole prompt at once.
         watch: called after every step of every compressed layer.
         verify: compare a few tokens with the stock model's first, once per class, configuration,
-            number format and device of a model in this process.
+            number format and device of a model in this process, and once more for methods that
+            change positions or masks.
         options: hyper-parameters of the method.
 
     Raises:
@@ -63,8 +65,10 @@ def compress(
     policy = policy_for(LONG) if policy_for else _policy_of(policy, budget, options)
     check_model(model)
     cache = CompressedCache(model, policy, watch, policy_for)
+    if policy.specification.reposition:
+        cache.rotations = rotations_of(model)
     if verify:
-        cache.not_compared = check_agreement(model)
+        cache.not_compared = check_agreement(cache)
         cache.reads_in_pieces = cache.reads_in_pieces or reads_in_pieces(model)
     if block_size is not None and not cache.reads_in_pieces:
         raise ValueError(

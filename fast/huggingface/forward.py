@@ -63,6 +63,8 @@ class Forward:
         size = self.block_size or m
         if m > size:
             self._refuse_in_blocks(cache, given, m)
+        if cache.policy.specification.reposition:
+            self._check_positions(cache, given, real, m)
         cache.begin(inputs, real)
         if self.places_images and _not_text(given):
             cache.model_counts_positions = True
@@ -193,6 +195,31 @@ class Forward:
                 raise ValueError(f"{name} cannot be used with a prompt longer than block_size")
         if isinstance(given.get("logits_to_keep"), Tensor):
             raise ValueError("logits_to_keep must be a number with a prompt longer than block_size")
+
+    def _check_positions(
+        self, cache: CompressedCache, given: dict[str, Any], real: Tensor | None, m: int
+    ) -> None:
+        """Refuse positions that are not the tokens' numbers: ``reposition`` counts on from these.
+
+        A single token on an accelerator is checked there, because nobody waits for it.
+        """
+        if self.places_images and (names := _not_text(given)):
+            raise ValueError(
+                f"{names[0]} cannot be used with reposition = True, because the model gives tokens "
+                "of an image positions of their own"
+            )
+        if (at := given.get("position_ids")) is None:
+            return
+        counted = cache.clock.following(real, m).to(at.device)
+        same = at.shape[-1] == m and ((at - self.first_position == counted) | (counted < 0)).all()
+        message = (
+            "position_ids must count the tokens of each text, 0, 1, 2, and so on, with reposition "
+            "= True, which makes a token's position its place in the cache: leave them out"
+        )
+        if isinstance(same, Tensor) and m == 1 and at.device.type != "cpu":
+            torch._assert_async(same, message)  # type: ignore[attr-defined]
+        elif not same:
+            raise ValueError(message)
 
     def _real(
         self, cache: CompressedCache, attention_mask: Any, N: int, m: int

@@ -1,0 +1,202 @@
+"""With ``reposition`` a token reads the kept ones as if they were all of the text, or says why not.
+
+A model with one layer is the oracle: what it computes from the kept tokens alone is what they are
+worth to a later token. In deeper models, kept tokens know evicted ones that they once read.
+"""
+
+import copy
+
+import pytest
+import torch
+from models import prompts, tiny
+from test_architectures import close, eager, qwen_with_vision, text_model
+
+from kvlab.fast import compress
+from kvlab.fast.engine import step
+from kvlab.fast.huggingface import agreement, repositioning
+
+METHOD, BUDGET = "streaming_llm@sinks=2,reposition=true", 8
+FULL = {"sliding_window": 64, "layer_types": ["full_attention"]}
+
+
+def model_of(module: str, name: str, **options):
+    """Return a small model whose norms and biases are not those of a fresh one."""
+    model = text_model(module, name, **{"num_hidden_layers": 1, **options})
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+    return model
+
+
+@torch.no_grad()
+def after_an_eviction(model, method: str):
+    """Return a token's logits after an eviction, and the stock model's on the kept tokens."""
+    text, new = prompts([20])["input_ids"], torch.tensor([[7]])
+    with compress(model, method, BUDGET) as cache:
+        model(input_ids=text, past_key_values=cache)
+        kept = cache.positions()[0][0, 0]
+        found = model(input_ids=new, past_key_values=cache).logits[:, -1]
+    assert kept.tolist() == [0, 1, *range(14, 20)]
+    return found, eager(model, input_ids=torch.cat([text[:, kept], new], dim=1))[:, -1]
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "options", "rotates"),
+    [
+        ("llama", "LlamaConfig", {}, True),
+        ("smollm3", "SmolLM3Config", {"no_rope_layers": [1]}, True),
+        ("smollm3", "SmolLM3Config", {"no_rope_layers": [0]}, False),
+        ("exaone4", "Exaone4Config", {**FULL, "sliding_window_pattern": 1}, False),
+        ("cohere2", "Cohere2Config", FULL, False),
+        ("gemma3", "Gemma3TextConfig", FULL, True),
+        ("cohere", "CohereConfig", {}, True),
+        ("gpt_neox", "GPTNeoXConfig", {"partial_rotary_factor": 0.5}, True),
+        ("glm", "GlmConfig", {"partial_rotary_factor": 0.5}, True),
+        (
+            "llama4",
+            "Llama4TextConfig",
+            {"no_rope_layers": [0], "attn_temperature_tuning": False, "moe_layers": []},
+            False,
+        ),
+    ],
+)
+def test_a_layer_reads_kept_tokens_as_if_they_were_the_text(module, config, options, rotates):
+    model = model_of(module, config, **options)
+    close(*after_an_eviction(model, METHOD))
+    found, expected = after_an_eviction(model, "streaming_llm@sinks=2")
+    assert ((found - expected).abs().max() > 0.01 * expected.std()) == rotates
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "options", "why"),
+    [
+        ("hunyuan_v1_dense", "HunYuanDenseV1Config", {}, "layer 0 does at position 1 is no rot"),
+        ("llama4", "Llama4TextConfig", {"no_rope_layers": [0]}, "at position 1048576.*keys by 0 "),
+        ("ministral3", "Ministral3Config", {}, "at position 1048576 .*keys by 0 "),
+        ("nanochat", "NanoChatConfig", {}, "at position 1 is no rotation"),
+        ("gpt2", "GPT2Config", {}, "layer 0 does at position 1 is no rotation"),
+        (
+            "llama",
+            "LlamaConfig",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "other frequencies beyond 512 tokens",
+        ),
+    ],
+)
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_layer_that_does_something_else_is_refused(module, config, options, why, verify):
+    model = model_of(module, config, **options)
+    with (
+        pytest.raises(ValueError, match=f"reposition = True cannot be used with .*{why}"),
+        compress(model, METHOD, BUDGET, verify=verify),
+    ):
+        pass
+    with compress(model, "streaming_llm@sinks=2", BUDGET, verify=verify):
+        pass
+
+
+def test_every_layer_is_asked_for_itself():
+    model = model_of("smollm3", "SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0])
+    with compress(model, METHOD, BUDGET) as cache:
+        vectors, by = torch.ones(1, 16), torch.tensor([3])
+        moved = [not torch.equal(one(vectors, by), vectors) for one in cache.rotations or ()]
+    assert moved == [True, False, True, False]
+
+
+# --- what is compared with the stock model ---
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Let nothing have been compared yet; return the options that are compared."""
+    asked, own = [], agreement._after_eviction
+    monkeypatch.setattr(agreement, "_differences", {})
+    monkeypatch.setattr(
+        agreement, "_after_eviction", lambda *given: asked.append(given[1]) or own(*given)
+    )
+    return asked
+
+
+def test_a_method_that_changes_positions_or_masks_is_compared_once_and_others_never(compared):
+    early = "caote:h2o@evict_before_attend=true"
+    for method in ("h2o", METHOD, early, "streaming_llm", METHOD, early):
+        with compress(tiny("llama"), method, BUDGET) as cache:
+            assert cache.not_compared == ()
+    assert compared == [("reposition",), ("evict_before_attend",)]
+    with compress(tiny("gemma2", torch.float32), METHOD, BUDGET) as cache:
+        assert "after an eviction with reposition" in cache.not_compared[-1]
+
+
+def test_a_wrong_rotation_is_noticed(compared, monkeypatch):
+    model = model_of("smollm3", "SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 1, 0, 1])
+    own = repositioning.rotations_of
+    monkeypatch.setattr(
+        "kvlab.fast.huggingface.compression.rotations_of", lambda model: own(model)[:1] * 4
+    )
+    for _ in range(2):
+        with (
+            pytest.raises(ValueError, match="after an eviction with reposition: they differ"),
+            compress(model, METHOD, BUDGET),
+        ):
+            pass
+    assert len(compared) == 1
+    with compress(model, "streaming_llm", BUDGET):
+        pass
+    with compress(model, METHOD, BUDGET, verify=False):
+        pass
+
+
+def test_a_wrong_mask_is_noticed(compared, monkeypatch):
+    own = step.attend_survivors
+    monkeypatch.setattr(step, "attend_survivors", lambda *given: own(*given).roll(1, 1))
+    with (
+        pytest.raises(ValueError, match="after an eviction with evict_before_attend: they differ"),
+        compress(tiny("llama"), "caote:h2o@evict_before_attend=true", BUDGET),
+    ):
+        pass
+    with compress(tiny("llama"), "caote:h2o", BUDGET):
+        pass
+
+
+# --- positions that the caller gives ---
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2, 7, 8, 9], [0, 1, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
+def test_positions_that_do_not_count_tokens_are_refused(positions):
+    model, ids = tiny("llama"), prompts([6])["input_ids"]
+    given, counted = torch.tensor([positions]), torch.arange(6)[None]
+    with compress(model, METHOD, BUDGET) as cache, torch.no_grad():
+        with pytest.raises(ValueError, match=r"position_ids must count.*reposition"):
+            model(input_ids=ids, position_ids=given, past_key_values=cache)
+        assert cache.clocks == ()
+        first = model(input_ids=ids, position_ids=counted, past_key_values=cache).logits
+        with pytest.raises(ValueError, match=r"position_ids must count.*reposition"):
+            model(input_ids=ids[:, :1], position_ids=given[:, 5:] + 3, past_key_values=cache)
+        last = model(
+            input_ids=ids[:, :1], position_ids=counted[:, 5:] + 1, past_key_values=cache
+        ).logits
+    with compress(model, METHOD, BUDGET) as cache, torch.no_grad():
+        assert torch.equal(model(input_ids=ids, past_key_values=cache).logits, first)
+        assert torch.equal(model(input_ids=ids[:, :1], past_key_values=cache).logits, last)
+
+
+def test_a_padded_text_is_read_as_if_it_were_alone():
+    model, inputs = tiny("llama"), prompts([20, 13])
+    options = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+    options["output_logits"] = True
+    with compress(model, METHOD, BUDGET) as cache:
+        both = model.generate(**inputs, past_key_values=cache, **options)
+    alone = {name: x[1:, 7:] for name, x in inputs.items()}
+    with compress(model, METHOD, BUDGET) as cache:
+        one = model.generate(**alone, past_key_values=cache, **options)
+    close(torch.stack(both.logits)[:, 1:], torch.stack(one.logits))
+
+
+def test_an_image_whose_tokens_have_positions_of_their_own_is_refused():
+    model, ids = copy.deepcopy(qwen_with_vision()), prompts([12])["input_ids"] % 80 + 3
+    with compress(model, METHOD, BUDGET) as cache, torch.no_grad():
+        with pytest.raises(ValueError, match="pixel_values cannot be used with reposition"):
+            model(input_ids=ids, pixel_values=torch.zeros(4, 96), past_key_values=cache)
+        model(input_ids=ids, past_key_values=cache)
