@@ -123,7 +123,7 @@ def _refuse_unknown(module: torch.nn.Module, dropout: float, given: dict[str, An
 def _check_layer(
     module: torch.nn.Module, ticket: Ticket, is_causal: bool | None, sinks: Tensor | None
 ) -> None:
-    if ticket.layer.waiting is not ticket:
+    if ticket.layer.waiting is not ticket.call:
         number, owner = getattr(module, "layer_idx", None), ticket.layer.number
         what = (
             "attends twice to the same keys"

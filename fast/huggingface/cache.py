@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock, local
 from typing import Any, NoReturn
+from weakref import proxy
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -67,13 +68,15 @@ class CompressedLayer(CacheLayerMixin):
 
     def __init__(self, owner: "CompressedCache", number: int) -> None:
         super().__init__()
-        self.owner, self.number = owner, number
+        self.owner = proxy(owner)  # a cycle would keep a cache in memory until Python looks for it
+        self.number = number
         self.place = 0
         """Its number among the compressed layers."""
         self.reset()
 
     def reset(self) -> None:
-        self.waiting: Ticket | None = None
+        self.waiting: object = None
+        """`Ticket.call` of the keys that `attention` has still to be given."""
         self.is_initialized = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -85,9 +88,9 @@ class CompressedLayer(CacheLayerMixin):
         """Hand the block's own keys and values on; `attention` takes them to the entries."""
         self.is_initialized = True
         self.owner.expect_step()
-        self.waiting = Ticket(self)
+        self.waiting = object()
         tagged = key_states.view_as(key_states)
-        setattr(tagged, TICKET, self.waiting)
+        setattr(tagged, TICKET, Ticket(self, self.waiting))
         return tagged, value_states
 
     def get_seq_length(self) -> int:
@@ -108,11 +111,13 @@ class CompressedLayer(CacheLayerMixin):
         raise ValueError("a compressed cache cannot be offloaded")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Ticket:
     """Says to which layer the keys in an attention call belong."""
 
     layer: CompressedLayer
+    call: object
+    """Is another one at every call of ``update``."""
 
 
 class CompressedCache(Cache):

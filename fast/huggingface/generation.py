@@ -37,6 +37,7 @@ def checked_generate(model: Any, attachment: Attachment) -> Callable[..., Any]:
                 result = original(*args, **kwargs)
             finally:
                 cache.generating = cache.begins = False
+                attachment.of_thread.runs = None
             tokens = result if isinstance(result, Tensor) else result.sequences
             if len(tokens) == len(cache.clocks):
                 cache.clock.written = tokens[:, -1]
