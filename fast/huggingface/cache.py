@@ -216,26 +216,27 @@ class CompressedCache(Cache):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("a compressed cache is not pickled: call its save(path), or its copy()")
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, model_name: str | None = None) -> None:
         """Write what the cache holds to a file, whole or not at all; `load` goes on from it.
 
         The file is safetensors, with JSON in its metadata. Free slots are given back first, so
-        that it is as large as `memory` says then. ValueError if the cache is empty or broken, or
-        holds what cannot be saved.
+        that it is as large as `memory` says then. ``model_name`` is a name of your own for the
+        model's weights, in place of a digest for which they all are read. ValueError if the cache
+        is empty or broken, or holds what cannot be saved, or a weight cannot be read.
         """
         with self.used():
             self._check_whole()
-            saving.save(self, Path(path))
+            saving.save(self, Path(path), model_name)
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, model_name: str | None = None) -> None:
         """Go on from what `save` wrote, perhaps in another process, and discard what was held.
 
         ValueError if the file is damaged, or was saved by another version of kvlab, with another
-        model (its configuration and 64 numbers of every weight are compared) or another method;
-        the cache is then as it was.
+        model (its configuration, active adapters of PEFT, and all parameters and buffers, or
+        ``model_name``, are compared) or another method; the cache is then as it was.
         """
         with self.used():
-            policy, clock, compressed, layers = saving.load(self, Path(path))
+            policy, clock, compressed, layers = saving.load(self, Path(path), model_name)
             self._forget()
             self.policy, self.clock, self.compressed = policy, clock, compressed
             self.layers = self._own_layers(layers)

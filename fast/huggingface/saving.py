@@ -1,9 +1,7 @@
 """A compressed context in a file: safetensors, and JSON in its metadata for everything else."""
 
-import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
@@ -25,16 +23,13 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.quantization import Groups
 from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.huggingface.clock import StreamClock
+from kvlab.fast.huggingface.identity import ADDRESS, devices_of, identity_of
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.reference.observation import Clock
 
 KEY = "kvlab"
 """Name of the JSON in the metadata of the file."""
-WEIGHTS = 64
-"""Numbers of every weight that are compared."""
-VOLATILE = {"transformers_version", "architectures", "dtype", "torch_dtype"}
-"""Entries of a configuration that say nothing of what the model computes."""
 STORED = LayerCache, State, Columns, Storage, Partners, VectorTable, Coded, Groups, Clock
 CLASSES = {each.__name__: each for each in (*STORED, StreamClock)}
 """Objects that a file may hold; nothing else is ever made of it."""
@@ -43,17 +38,18 @@ MADE_ANEW = {("LayerCache", "columns"), ("Columns", "state")}
 
 
 @torch.inference_mode()
-def save(cache: Any, path: Path) -> None:
+def save(cache: Any, path: Path, model_name: str | None) -> None:
     """Write a `CompressedCache` to a file; errors are those of its ``save``."""
     if not cache.clocks:
         raise ValueError("the cache is empty: there is nothing to save")
     if cache.model_counts_positions:
         raise ValueError("a text with images, whose positions only the model knows, is not saved")
+    identity = identity_of(cache.model, model_name)
     cache.compressed.trim()
     write = Writer(_codes_of(cache.policy))
     about = {
         "version": version("kvlab"),
-        "model": _identity_of(cache.model),
+        "model": identity,
         "method": _method_of(cache.policy),
         "longest": cache.clock.longest,
         "clock": write(cache.clock, "clock"),
@@ -72,24 +68,25 @@ def save(cache: Any, path: Path) -> None:
 
 
 @torch.inference_mode()
-def load(cache: Any, path: Path) -> tuple[Policy, StreamClock, Layers, Sequence[Any]]:
+def load(
+    cache: Any, path: Path, model_name: str | None
+) -> tuple[Policy, StreamClock, Layers, Sequence[Any]]:
     """Read what a cache holds, and its layers that no policy decides about."""
+    identity, devices = identity_of(cache.model, model_name), devices_of(cache.model)
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})[KEY])
             policy = cache.policy_for(about["longest"]) if cache.policy_for else cache.policy
-            _check_origin(about, cache.model, policy)
-            main: torch.device = cache.model.device
-            devices = _devices_of(cache.model)
-            read = Reader(file.get_tensor, _codes_of(policy), main)
+            _check_origin(about, identity, policy)
+            read = Reader(file.get_tensor, _codes_of(policy), devices[None])
             clock, caches = read(about["clock"]), []
             clock.records_confidence = cache.clock.records_confidence
             for layer, held in zip(cache.compressed_layers, about["layers"], strict=True):
-                read.device = devices.get(layer.number, main)
+                read.device = devices[layer.number]
                 caches.append(_completed(read(held), policy))
             layers = DynamicCache(config=cache.model.config).layers
             for number, (layer, held) in enumerate(zip(layers, about["others"], strict=True)):
-                read.device = devices.get(number, main)
+                read.device = devices[number]
                 vars(layer).update(read(held) or {})
     except (SafetensorError, LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is no compressed context, or not a whole one: {error}") from None
@@ -110,10 +107,10 @@ def _completed(cache: LayerCache, policy: Policy) -> LayerCache:
 # --- whose context it is ---
 
 
-def _check_origin(about: Mapping[str, Any], model: Any, policy: Policy) -> None:
+def _check_origin(about: Mapping[str, Any], model: Mapping[str, Any], policy: Policy) -> None:
     if (found := about["version"]) != (here := version("kvlab")):
         raise ValueError(f"kvlab {found} saved it, and this is kvlab {here}")
-    if apart := _difference(about["model"], _identity_of(model)):
+    if apart := _difference(about["model"], model):
         raise ValueError(f"it is of another model: {apart}")
     theirs, ours = about["method"], _method_of(policy)
     if apart := _difference(theirs["parts"], ours["parts"]):
@@ -122,37 +119,13 @@ def _check_origin(about: Mapping[str, Any], model: Any, policy: Policy) -> None:
         )
 
 
-def _identity_of(model: Any) -> dict[str, Any]:
-    """Return the class and configuration of a model, and a digest of a sample of its weights."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        if weight.is_meta:  # accelerate has it elsewhere
-            continue
-        flat = weight.detach().reshape(-1)
-        places = torch.linspace(0, len(flat) - 1, WEIGHTS, dtype=torch.float64).long()
-        sample = flat[places.to(flat.device)].cpu().contiguous().view(torch.uint8)
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(sample.numpy().tobytes())
-    text = model.config.to_json_string(use_diff=False)
-    return {
-        "class": type(model).__name__,
-        **json.loads(text, object_hook=_lasting),
-        "weights": digest.hexdigest(),
-    }
-
-
-def _lasting(configuration: dict[str, Any]) -> dict[str, Any]:
-    lasting = configuration.keys() - VOLATILE
-    return {k: x for k, x in configuration.items() if k in lasting and not k.startswith("_")}
-
-
 def _method_of(policy: Policy) -> dict[str, Any]:
     """Return a method's name, and what it is made of: every part with its options."""
     of = policy.specification
     parts = {each.name: repr(getattr(of, each.name)) for each in fields(of) if each.name != "name"}
     return {
         "name": policy.name,
-        "parts": {name: re.sub(" at 0x[0-9a-f]+", "", parts[name]) for name in sorted(parts)},
+        "parts": {name: ADDRESS.sub("", parts[name]) for name in sorted(parts)},
     }
 
 
@@ -163,15 +136,6 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | Non
         if there != here:
             return f"{name} is {there} in the file, and {here} here"
     return None
-
-
-def _devices_of(model: Any) -> dict[int, torch.device]:
-    """Return where each layer computes, by its number."""
-    numbered = ((getattr(module, "layer_idx", None), module) for module in model.modules())
-    weights = (
-        (n, weight) for n, module in numbered if n is not None for weight in module.parameters()
-    )
-    return {number: weight.device for number, weight in weights if not weight.is_meta}
 
 
 # --- trees of objects, tensors, numbers and names ---
