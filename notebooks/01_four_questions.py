@@ -48,7 +48,8 @@ replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 # three methods still solves it with half of the entries?
 
 # %%
-from kvlab.reference import budget_entries, generate
+from kvlab.reference import budget_entries
+from kvlab.reference.generate import generate
 from kvlab.reference.tasks import jumps
 
 budget, mistaken = budget_entries("50%", problem.tokens), {}

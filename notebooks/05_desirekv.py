@@ -30,7 +30,8 @@
 
 # %%
 from classroom import Exercises, reasoner
-from kvlab.reference import generate, methods
+from kvlab.reference import methods
+from kvlab.reference.generate import generate
 from study import precision
 
 attempt = Exercises("05_desirekv", globals())

@@ -12,7 +12,9 @@ What users and notebooks import is here. Read the files in this order:
 7. what is built on it: `tasks`, `models`, `simulator`, `proofs`, `conformance`
 """
 
+from kvlab.reference import generate as generate
 from kvlab.reference import methods as methods
+from kvlab.reference import step as step
 from kvlab.reference.cache import Column as Column
 from kvlab.reference.cache import LayerCache as LayerCache
 from kvlab.reference.cache import State as State
@@ -20,7 +22,6 @@ from kvlab.reference.files import Divergence as Divergence
 from kvlab.reference.generate import Generation as Generation
 from kvlab.reference.generate import Session as Session
 from kvlab.reference.generate import advance as advance
-from kvlab.reference.generate import generate as generate
 from kvlab.reference.generate import prefill as prefill
 from kvlab.reference.invariants import check_promises as check_promises
 from kvlab.reference.method import Example as Example
@@ -76,7 +77,6 @@ from kvlab.reference.simulator.trace import Trace as Trace
 from kvlab.reference.simulator.trace import load_trace as load_trace
 from kvlab.reference.simulator.trace import record_trace as record_trace
 from kvlab.reference.simulator.trace import save_trace as save_trace
-from kvlab.reference.step import step as step
 from kvlab.reference.streams import Source as Source
 from kvlab.reference.streams import Stream as Stream
 from kvlab.reference.streams import random_stream as random_stream

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tolerances import FLOAT64
 
-from kvlab.reference import generate, methods
+from kvlab.reference import methods
 from kvlab.reference.attention import attend, visible
-from kvlab.reference.generate import advance, prefill
+from kvlab.reference.generate import advance, generate, prefill
 from kvlab.reference.measure import divergence, teacher_forced
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning

@@ -1,10 +1,13 @@
 """What users import stands in a few documented places."""
 
 import ast
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -62,6 +65,17 @@ def test_every_public_name_is_documented():
         each.asname for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names
     }
     assert documented == public - {"methods"}
+
+
+def test_no_name_of_a_package_hides_one_of_its_modules():
+    """Else ``import kvlab.reference.step as s`` would be a function, and no error."""
+    hidden = []
+    for found in pkgutil.walk_packages(kvlab.reference.__path__, "kvlab.reference."):
+        package, _, name = found.name.rpartition(".")
+        importlib.import_module(found.name)
+        if not isinstance(getattr(sys.modules[package], name), ModuleType):
+            hidden.append(found.name)
+    assert hidden == []
 
 
 def test_the_package_shows_what_it_has_and_imports_it_when_asked():

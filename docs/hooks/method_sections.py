@@ -313,7 +313,8 @@ def usage(meta: Meta) -> str:
             f'```\nkvlab compare --methods "{compared}"{share} --problems 4\n```',
             f"""```python
 from kvlab.reference.models import embedded_directory
-from kvlab.reference import Transformer, generate, load_tokenizer, methods
+from kvlab.reference import Transformer, load_tokenizer, methods
+from kvlab.reference.generate import generate
 from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")  # any Llama, Mistral, Qwen2 or Qwen3 directory

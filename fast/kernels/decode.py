@@ -137,7 +137,8 @@ def attend_rows(
 
     Writes each row's log-sum-exp, −inf where it reads nothing; WITH_VALUES the output; with SCORES
     the logits. With CAUSAL, a row reads entries at or before its own position; with RAGGED, slots
-    may be empty. With WIDE, products are formed in float32, else in the stored number format; sums
+    may be empty. ``tall`` and ``magnitude`` are for the tuner, which reads arguments by name. With
+    WIDE, products are formed in float32, else in the stored number format; sums
     are always float32. Grid: (heads, blocks of rows, parts); a program walks some blocks.
     """
     head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from kvlab.fast import compress
 from kvlab.fast.models import fetched_directory, is_fetched
-from kvlab.reference import Transformer, generate, methods
+from kvlab.reference import Transformer, methods
+from kvlab.reference.generate import generate
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import needle, reasoning
 from kvlab.reference.transformer import load_tokenizer

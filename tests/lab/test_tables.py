@@ -1,12 +1,17 @@
 """One table writer: rows and columns become the same cells in every form."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from kvlab.fast.lab import terminal as printing
-from kvlab.fast.lab.tables import Bold, Column, Table, percent, tabulate
+from kvlab.fast.lab.commands import texts
+from kvlab.fast.lab.commands.trace import _shown
+from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.sweep.compare import COLUMNS as COMPARED
+from kvlab.fast.lab.tables import Bold, Column, Table, percent, tabulate, text_of
 
 HOSTILE = "[red]<script>alert('x')</script>"
 
@@ -30,6 +35,18 @@ ROWS = (
     Row("tova", None, 12),
     Row("raas", refusal="budget is < 90 & too small"),
 )
+
+
+def test_shares_are_in_percent_and_numbers_have_few_digits():
+    """`needle` says 82 where `compare` says 82."""
+    found, solved = texts.FOUND, next(x for x in COMPARED if x.heading.startswith("solved"))
+    share = Interval(0.82, 0.61, 0.93)
+    for column in (found, solved):
+        rows = tabulate([SimpleNamespace(interval=share, refusal=None)], [column]).rows
+        assert (column.heading[-3:], text_of(rows[0][0])) == (", %", "82 (61–93)")
+    assert [_shown(x) for x in (0.9998493790626526, 50.0, 1234567, None)] == [
+        *("0.9998", "50", "1,234,567", "–")
+    ]
 
 
 def terminal(table, width=100, title=""):

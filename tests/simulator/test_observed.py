@@ -5,7 +5,8 @@ import pytest
 from noise import noise
 from tolerances import FLOAT64
 
-from kvlab.reference import Never, Nobody, Policy, Unlimited, generate, methods
+from kvlab.reference import Never, Nobody, Policy, Unlimited, methods
+from kvlab.reference.generate import generate
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.observed import (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from noise import noise
 
-from kvlab.reference import generate, methods
+from kvlab.reference import methods
+from kvlab.reference.generate import generate
 from kvlab.reference.simulator.recorder import record_generation, record_replay
 from kvlab.reference.simulator.timeline import GONE, LOOK, Timeline, against, write
 from kvlab.reference.tasks import reasoning

@@ -116,7 +116,7 @@ COLUMNS = (
     Column("nats (95 %)", "nats", lambda nats: nats.written("+.4f", " to "), width=30),
     *HELD,
 )
-FOUND = Column("found", "interval", lambda share: share.written(".2f"), width=18)
+FOUND = Column("found, %", "interval", lambda share: share.percent(0), width=18)
 CAPTION = (
     "gap: perplexity less the full cache's · nats: loss per token less the full cache's, paired "
     f"over the windows · {ENTRIES} · KiB: of keys and values at the end, scales included, "

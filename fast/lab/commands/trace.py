@@ -96,4 +96,6 @@ def _summarise(recorded: Trace, output: Path) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     if value is None:
         return MISSING
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -13,7 +13,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from kvlab.fast.lab.benchmarks.results import versions
-from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
+from kvlab.fast.lab.files import clear_unfinished, folder_of, write_completely, write_text
 from kvlab.fast.lab.sweep.jobs import (
     DRAFTED,
     MEASURED,
@@ -189,11 +189,19 @@ def run_sweep(
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Refuse to work where another process works; the lock of a killed process is gone with it."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Refuse to work where another process works; the lock of a killed process is gone with it.
+
+    The file of the lock is removed while it is locked: who has opened it by then is refused, or
+    finds out that it is gone.
+    """
+    lock = directory / ".lock"
     try:
-        with FileLock(directory / ".lock", timeout=0):
-            yield
+        with folder_of(lock), FileLock(lock, timeout=0):
+            try:
+                yield
+            finally:
+                with suppress(PermissionError):  # Windows removes no open file
+                    lock.unlink(missing_ok=True)
     except Timeout:
         raise ValueError(f"out = {directory} is in use by another sweep") from None
 

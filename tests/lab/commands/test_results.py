@@ -11,7 +11,7 @@ from noise import noise
 from kvlab.fast.lab.planning import pays_from
 from kvlab.fast.models import is_fetched
 from kvlab.reference import Transformer, methods
-from kvlab.reference import generate as reference_generate
+from kvlab.reference.generate import generate as reference_generate
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.replay import replay

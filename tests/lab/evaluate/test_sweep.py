@@ -266,6 +266,19 @@ def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
         run_sweep(small[0], tmp_path, again)
 
 
+def test_a_sweep_that_is_stopped_before_its_first_job_leaves_no_lock(small, tmp_path, monkeypatch):
+    def pressed(plan, directory):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(small[0], tmp_path / "begun", partial(again, most=0))
+    assert {path.name for path in (tmp_path / "begun").iterdir()} == {PLAN}
+    monkeypatch.setattr("kvlab.fast.lab.sweep.run._write_plan", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(small[0], tmp_path / "new" / "deep", again)
+    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
+
+
 def test_a_stored_sweep_says_how_it_was_run(small):
     stored = read_stored(small[1])
     assert stored.plan == small[0]
