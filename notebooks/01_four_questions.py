@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 be0d3cd9
+#   read: 2026-11-26 c7cb3acf
 # ---
 
 # %% [markdown]

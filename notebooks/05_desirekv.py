@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 fae1170f
+#   read: 2026-11-26 1e994198
 # ---
 
 # %% [markdown]
