@@ -16,8 +16,8 @@ import resource
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -170,16 +170,12 @@ class Planter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Plant one change after the other, and note the first test that fails."""
-        gc.unfreeze()  # conftest.py hides what is imported
-        functions = defaultdict(list)
-        for each in gc.get_objects():
-            if type(each) is FunctionType:
-                functions[each.__code__.co_filename, each.__code__.co_qualname].append(each)
+        functions = functions_in_memory()
         for tag, file, number in self.lines:
             names = GIVEN["tests"].get(file.stem, [file.stem])
             own = [x for name in names for x in session.items if x.path.stem == f"test_{name}"]
             for text, function, code in changes(file, number):
-                work = partial(first_failure, own, functions[str(file), function], code)
+                work = partial(first_failure, own, [(functions[str(file), function], code)])
                 name, said = in_child(work) or ("it takes too long", "")
                 if not said.startswith(tuple(GIVEN["crashes"])):
                     self.rows.append((tag, text, name))
@@ -187,12 +183,24 @@ class Planter:
         return True
 
 
+def functions_in_memory() -> Mapping[tuple[str, str], list[FunctionType]]:
+    """Return all functions, by the file and the name of their code."""
+    gc.unfreeze()  # conftest.py hides what is imported
+    functions, real = defaultdict(list), cache(os.path.realpath)
+    for each in gc.get_objects():
+        if type(each) is FunctionType:
+            file = real(each.__code__.co_filename)
+            functions[file, each.__code__.co_qualname].append(each)
+    return functions
+
+
 def first_failure(
-    items: Sequence[pytest.Item], functions: Sequence[FunctionType], code: CodeType
+    items: Sequence[pytest.Item], changed: Iterable[tuple[Sequence[FunctionType], CodeType]]
 ) -> tuple[str, str]:
     """Give functions other code; return the first test that fails, and what it says."""
-    for each in functions:
-        each.__code__ = code
+    for functions, code in changed:
+        for each in functions:
+            each.__code__ = code
     for item in items:
         for report in runtestprotocol(item, log=False, nextitem=None):
             if report.failed:
