@@ -31,6 +31,8 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     heading, contents = LAYOUTS[written_by]
     library = result["versions"].get("transformers")
     used = f"transformers {library}" if library else ""
+    other = versions_of_kvpress(result).get("transformers", library)
+    used += f", rows of kvpress {other}" if other != library else ""
     asked = result.get("parameters", {})
     measured = result.get("method") or asked.get("model")
     some = "some contenders" if asked.get("only") else ""
@@ -43,16 +45,26 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     yield Text(machine_text(result))
 
 
+def versions_of_kvpress(result: Result) -> Mapping[str, str]:
+    """Return the versions in the environment in which kvpress ran, if it did."""
+    return result.get("kvpress", {}).get("versions", {})
+
+
 def machine_text(result: Result) -> str:
     """Say in one paragraph where a result was measured."""
     found = result["machine"]
     cores, memory, threads = (found.get(name) for name in ("cores", "memory_gib", "threads"))
     threaded = f", {counted(threads, 'thread')}" if threads else ""
     gpu = f"{found['gpu']}; " if found.get("gpu") else ""
-    versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v is not None)
+    versions = [
+        ", ".join(f"{name} {number}" for name, number in each.items() if number is not None)
+        for each in (result["versions"], versions_of_kvpress(result))
+    ]
+    own = f" Rows of kvpress: {versions[1]}." if versions[1] else ""
+    changed = " The code had changes that were not committed." if "-dirty" in versions[0] else ""
     return (
         f"Machine: {gpu}{found.get('processor')}, {cores} cores, {memory} GiB{threaded}. "
-        f"Versions: {versions}."
+        f"Versions: {versions[0].replace('-dirty', '')}.{own}{changed}"
     )
 
 
@@ -139,6 +151,12 @@ def kernels(result: Result) -> Iterator[Block]:
     shape = result["shape"]
     copied = result["copy_bytes_per_second"] / 1e9
     yield Text(
+        "Each kernel runs alone. “of copying” compares the rate at which a kernel moves the bytes "
+        "that it has to move with the rate of a plain copy on the same GPU. A gain is the speed "
+        "over another kernel's speed at the same size; “of its bytes” is the share of the gain "
+        "that reading fewer bytes allows."
+    )
+    yield Text(
         f"In {shape['dtype'].removeprefix('torch.')}: {shape['kv_heads']} KV heads, "
         f"{shape['group']} query heads each, head dimension {shape['head_dim']}. Copying reaches "
         f"{copied:,.0f} GB/s."
@@ -181,7 +199,12 @@ CAPACITY = (
 
 def end_to_end(result: Result) -> Iterator[Block]:
     """Yield an 8B model beside the papers' own figures."""
-    yield Text(f"Memory cap: {result['cap_bytes'] / 1e9:.0f} GB.")
+    yield Text(
+        "A model of Llama-3-8B's shape has random weights in bfloat16. Its latency stands beside "
+        "LazyEviction's Table 8, which was measured with another model and GPU: compare the two "
+        "columns of overhead, not the times. The number of sequences that fit under a memory cap "
+        f"of {result['cap_bytes'] / 1e9:.0f} GB stands beside DesireKV's Fig. 5b."
+    )
     for name, columns in (("latency", LATENCY), ("capacity", CAPACITY)):
         if result[name]:
             yield tabulate(result[name], columns)
