@@ -16,10 +16,14 @@ from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
 from kvlab.fast.engine import attention, observation
+from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.group import MOST_WAITING
+from kvlab.fast.engine.observation import LayerView, Observation
 from kvlab.fast.engine.port import port
+from kvlab.fast.engine.step import plan
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
+from kvlab.reference.observation import Clock
 
 SOME = (
     "streaming_llm@sinks=2",
@@ -370,6 +374,36 @@ def test_scores_that_are_nan_are_an_error():
     inputs = prompts([20])
     with pytest.raises(ValueError, match="NaN"), compress(model, "caote:tova", BUDGET) as cache:
         model(**inputs, past_key_values=cache)
+
+
+def test_a_score_that_was_nan_for_one_token_is_an_error():
+    """The next token's scores are numbers again; the one of the last layer was not."""
+    model = copy.deepcopy(tiny("llama"))
+    queries, cache = model.model.layers[-1].self_attn.q_proj, compress(model, "tova", BUDGET)
+    model(**prompts([20]), past_key_values=cache)
+    for factor in (1.0, torch.nan, 1.0, 1.0):
+        hook = queries.register_forward_hook(lambda *given, x=factor: x * given[2])
+        model(torch.tensor([[5]]), past_key_values=cache)
+        hook.remove()
+    cache.close()
+    with pytest.raises(ValueError, match="NaN"):
+        cache.check()
+
+
+def test_layers_plan_apart_where_they_demoted_apart():
+    """Ten entries and five at full precision, of which two are protected: the others are four of
+    which three stay where four were demoted before, eight of which three stay elsewhere. A budget
+    that depends on the layer in an earlier step leaves such layers, and the memo is of all layers.
+    """
+    policy, zeros = port(methods.get("mikv", 5)), torch.zeros((1, 1, 1), dtype=torch.int32)
+    clock = BatchClock((Clock(10, 1, 9),), zeros[0] + 9, zeros + 9)
+    queries = torch.zeros((1, 1, 1, 1, 8))
+    for demoted, plans in ((0, ([5], [3])), (4, ([1], [3])), (0, ([5], [3]))):
+        cache = policy.empty_cache()
+        cache.counts, cache.demoted = (10,), (demoted,)
+        view = LayerView(cache, None)
+        seen = Observation(clock, [0], 2, queries, clock.positions, view, torch.empty((1, 0)))
+        assert plan(policy, seen, [True], lambda: None) == plans
 
 
 def test_repositioned_keys_agree_with_the_reference():

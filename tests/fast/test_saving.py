@@ -61,6 +61,20 @@ def test_copies_and_files_go_on_as_if_uninterrupted(spec, family, tmp_path):
             torch.testing.assert_close(asked(model, cache, text, seed), wanted, equal_nan=True)
 
 
+@pytest.mark.parametrize("records", [False, True])
+def test_who_loads_says_whether_confidence_is_recorded(records, tmp_path):
+    """Whoever saved had it recorded, or not, the other way round."""
+    model, file = tiny("llama", torch.float32), tmp_path / "context"
+    watch = (lambda *_: None), None
+    with compress(model, "h2o", BUDGET, watch=watch[records]) as cache:
+        text = used(model, cache, (("whole", 21, 6), ("call", 4)), (0,))
+        cache.save(file)
+    with compress(model, "h2o", BUDGET, watch=watch[not records]) as cache:
+        cache.load(file)
+        _, _, confidence = asked(model, cache, text, seed=1)
+        assert confidence[:, text.ids.shape[1] :].isfinite().any() == records
+
+
 def continued(file: Path, inputs):
     """Go on from a file; return what was written, and how much is kept then."""
     model = tiny("qwen2", torch.float32)
