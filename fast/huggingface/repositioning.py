@@ -6,8 +6,6 @@ rotation, nothing, or what no rotation undoes (a norm after it, an attention tem
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,8 +69,14 @@ def _read(model: Any, position: int) -> list[Block]:
     ids = texts(model)[0][:1, :1]
     at = torch.full_like(ids, position)
     cache = CompressedCache(model, methods.get("full"), lambda block, _: blocks.append(block))
+
+    def stand(*_: Any) -> None:
+        cache.clock.columns = position  # of the cache's length Llama 4 makes its temperature
+
+    layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    hooks = [layer.register_forward_pre_hook(stand) for layer in layers]
     try:
-        with evaluating(model), attached(model, cache, None), _as_if_there(model, cache, position):
+        with evaluating(model), attached(model, cache, None):
             model(input_ids=ids, position_ids=at, past_key_values=cache)
     except (UnsupportedModelError, torch.OutOfMemoryError):
         raise
@@ -81,24 +85,10 @@ def _read(model: Any, position: int) -> list[Block]:
             f"reposition = True cannot be used with {type(model).__name__}, which does not read a "
             f"token at position {position} alone ({' '.join(str(error).split())})"
         ) from error
-    return blocks
-
-
-@contextmanager
-def _as_if_there(model: Any, cache: CompressedCache, position: int) -> Iterator[None]:
-    """Let attention see as many tokens before its own: Llama 4 takes a temperature from these."""
-
-    def tell(columns: int) -> Callable[..., None]:
-        return lambda *_: setattr(cache.clock, "columns", columns)
-
-    layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
-    hooks = [layer.register_forward_pre_hook(tell(position)) for layer in layers]
-    hooks += [layer.register_forward_hook(tell(0)) for layer in layers]
-    try:
-        yield
     finally:
         for hook in hooks:
             hook.remove()
+    return blocks
 
 
 def _distances(rotate: Rotation, by: Tensor, start: Block, block: Block) -> dict[str, float]:

@@ -8,6 +8,7 @@ import copy
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from models import prompts, tiny
 from test_architectures import close, eager, qwen_with_vision, text_model
 
@@ -158,6 +159,15 @@ def test_a_wrong_mask_is_noticed(compared, monkeypatch):
         pass
     with compress(tiny("llama"), "caote:h2o", BUDGET):
         pass
+
+
+def test_offloaded_layers_are_asked_and_compared_where_they_compute(compared):
+    model = copy.deepcopy(tiny("llama", torch.float32))
+    cpu_offload(model, execution_device="cpu")
+    assert model.device.type == "meta"
+    with compress(model, METHOD, BUDGET) as cache:
+        assert cache.not_compared == ()
+    assert compared == [("reposition",)]
 
 
 # --- positions that the caller gives ---
