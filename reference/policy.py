@@ -419,6 +419,11 @@ class Policy:
     def __post_init__(self) -> None:
         self.check(prompt=0)
 
+    @property
+    def evicts(self) -> bool:
+        """Whether entries may be evicted."""
+        return not isinstance(self.budget, Unlimited)
+
     def check(self, prompt: int) -> None:
         """Raise ValueError if the policy cannot work with a prompt of ``prompt`` tokens."""
         self.budget.check(self.protect, prompt)

@@ -98,6 +98,13 @@ class Layers:
         """Entries per head of each sequence, for every layer."""
         return [c.counts[: c.sequences] for c in self.caches for _ in range(c.layers)]
 
+    @property
+    def fewest(self) -> list[int]:
+        """Entries per head of each sequence where a layer has the fewest, without demoted ones."""
+        caches, sequences = self.caches, self.caches[0].sequences
+        kept = [a - b for c in caches for a, b in zip(c.counts, c.demoted, strict=True)]
+        return [min(kept[row::sequences]) for row in range(sequences)]
+
     def copies(self) -> list[LayerCache]:
         """Return a copy of every layer's cache."""
         return [cache.copied(layer) for cache in self.caches for layer in range(cache.layers)]

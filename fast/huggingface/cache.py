@@ -266,6 +266,15 @@ class CompressedCache(Cache):
         """The clock of every sequence."""
         return self.clock.rows
 
+    @property
+    def first_evictions(self) -> tuple[int | None, ...]:
+        """Tokens of each sequence that attended to all tokens before them, in every layer.
+
+        The next token is the first from which an entry was evicted, or stored in fewer bits instead
+        (DDKS). None: nothing was evicted so far, so the cache is still the full one.
+        """
+        return self.clock.first_evictions
+
     def kept(self) -> list[tuple[int, ...]]:
         """Entries per KV head of each sequence, for every compressed layer."""
         return self.compressed.kept
@@ -385,6 +394,9 @@ class CompressedCache(Cache):
             )
         self.compressed.finish()
         self.block = None
+        if self.policy.specification.evicts and None in self.clock.first_evictions:
+            early = self.policy.specification.evict_before_attend
+            self.clock.note_evictions(self.compressed.fewest, early)
         self.clock.end_block(logits, m)
 
     def expect_step(self) -> BatchClock:

@@ -39,6 +39,8 @@ class StreamClock:
         self._confidence = torch.empty((0, 0))
         self._next_confidence: Tensor | None = None
         self._wrote_next: Bool[Tensor, " N"] | bool = False
+        self.first_evictions: tuple[int | None, ...] = ()
+        """As `CompressedCache.first_evictions` says."""
 
     @property
     def text(self) -> Int[Tensor, "N t"]:
@@ -70,6 +72,7 @@ class StreamClock:
         """Start with prompts of these lengths."""
         N, self.longest = len(prompts), max(prompts)
         self.rows = tuple(Clock(0, 0, prompt) for prompt in prompts)
+        self.first_evictions = (None,) * N
         self._last = torch.full((N, 1), -1, dtype=torch.int32, device=device)
         self._prompt = torch.tensor(prompts, dtype=torch.int32, device=device)[:, None, None]
         width = self.longest + AHEAD if self.records_confidence else 0
@@ -120,9 +123,20 @@ class StreamClock:
             confidence = logits[:, -1].float().softmax(dim=-1).amax(dim=-1)
             self._next_confidence = confidence.to(self._confidence.device)
 
+    def note_evictions(self, kept: Sequence[int], early: bool) -> None:
+        """Note which sequences, of which some layer keeps so many entries, lost their first ones.
+
+        ``early``: what a block evicts is evicted before the block attends.
+        """
+        self.first_evictions = tuple(
+            row.seen - early * row.block if first is None and count < row.seen else first
+            for first, count, row in zip(self.first_evictions, kept, self.rows, strict=True)
+        )
+
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         self.rows = tuple(self.rows[i] for i in order)
+        self.first_evictions = tuple(self.first_evictions[i] for i in order)
         for name in STATE:
             value = getattr(self, name)
             if value is not None and len(value):

@@ -12,6 +12,7 @@ from pathlib import Path
 from traceback import format_tb
 from typing import Any, TypeVar
 
+from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
@@ -21,6 +22,32 @@ Budget = TypeVar("Budget", int, str)
 
 ORACLE = "oracle"
 """Name, among methods, of the policy that knows what the rest of a run will need."""
+
+
+@dataclass(frozen=True)
+class After:
+    """How often what is measured happened: until its first eviction a method is the full cache."""
+
+    count: int
+    """How many were rated or written after at least one eviction; of answers: at least in part."""
+    of: int
+    """How many were rated or written."""
+    unit: str
+    """tokens or answers."""
+
+    @property
+    def share(self) -> float:
+        """The part of them."""
+        return self.count / self.of
+
+
+def tokens_after(first: int | None, before: int, tokens: int) -> int:
+    """Return how many tokens come after an eviction, of those that follow ``before`` others.
+
+    A token does if the one before it, which predicts it, is not among the ``first`` tokens that
+    attended to all others (`CompressedCache.first_evictions`); None: nothing was evicted.
+    """
+    return 0 if first is None else min(tokens, max(0, before + tokens - 1 - first))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +60,13 @@ class Row:
     """Why there are no figures: what the method cannot do, or what has not been run."""
     failed: bool = False
     """Whether the reason is an error in code; then commands end with exit code 1."""
+    after_eviction: After | None = None
+    """None for what evicts nothing, and where it was not counted."""
+
+    @property
+    def measures_nothing(self) -> bool:
+        """Whether nothing was evicted before any token, so that the row is the full cache's."""
+        return self.after_eviction is not None and not self.after_eviction.count
 
 
 def reason(error: Exception) -> dict[str, Any]:
@@ -77,6 +111,28 @@ def budget_mark(row: HeldRow) -> str:
 def marked_budget(row: HeldRow) -> str:
     """Write a row's budget and its mark; nothing for a method that takes none."""
     return "" if row.budget is None else f"{row.budget}{budget_mark(row)}"
+
+
+NOTHING = "∅"
+"""Marks a row that measures nothing."""
+
+AFTER_EVICTION = Column(
+    "after eviction",
+    lambda row: row.after_eviction and f"{percent(row.after_eviction.share)}{nothing_mark(row)}",
+    width=14,
+)
+"""How often what is measured happened."""
+
+AFTER_CAPTION = (
+    "after eviction: share of the rated tokens, or of the answers, that come after at least one "
+    f"eviction, because until then a method is the full cache · {NOTHING}: none does, so the row "
+    "measures nothing, and no test counts it"
+)
+
+
+def nothing_mark(row: Row) -> str:
+    """Return the mark of a row that measures nothing, or nothing."""
+    return f" {NOTHING}" if row.measures_nothing else ""
 
 
 Measured = TypeVar("Measured", bound=Row)

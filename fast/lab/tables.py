@@ -29,6 +29,7 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "≈": r"$\approx$",
     "†": r"$\dagger$",
     "−": "$-$",
+    "∅": r"$\emptyset$",
     **{letter: f"${letter}$" for letter in "<>|"},
 }
 """How LaTeX writes what stands for something else in it, or is in no common font."""

@@ -22,7 +22,7 @@ from kvlab.reference.conformance.vectors import Case
 from kvlab.reference.conformance.whole_cache import head_dim
 from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Full, Policy, Unlimited
+from kvlab.reference.policy import Full, Policy
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.step import Block, Look, StepResult, apply, empty_cache, look
 from kvlab.reference.streams import Source, Stream, random_stream
@@ -289,7 +289,7 @@ def _event_inputs(
     assert decision is not None
     if policy.score.columns:
         yield "observe", {**common, **_state_inputs(policy, event.before)}, {}
-    if not isinstance(policy.budget, Unlimited):
+    if policy.evicts:
         state = _state_inputs(policy, event.looked.cache.state)
         candidates, keep = decision.candidates, decision.keep
         room = keep.shape[1] - int((~candidates).sum(axis=-1).max())

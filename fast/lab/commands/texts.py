@@ -1,7 +1,7 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,14 @@ from kvlab.fast.lab.commands.settings import (
 )
 from kvlab.fast.lab.evaluate.controls import matched
 from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, check_pairs, paired_tests
-from kvlab.fast.lab.points import BUDGET_CAPTION, Row, check_any, check_points
+from kvlab.fast.lab.points import (
+    AFTER_CAPTION,
+    AFTER_EVICTION,
+    BUDGET_CAPTION,
+    Row,
+    check_any,
+    check_points,
+)
 from kvlab.fast.lab.sweep.compare import HELD, WHERE, run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.sweep.summary import (
@@ -70,7 +77,7 @@ class _Text(Methods, Budgets, Controls, ShardedModel, Json):
     def run(
         self, tasks: Sequence[Asked], columns: Sequence[Column], **more: Any
     ) -> tuple[Sweep, list[TaskSummary]]:
-        """Run a sweep of tasks in memory, print what it finds, and return it.
+        """Run a sweep of tasks in memory, print what it finds, and return it, with its block size.
 
         All tasks read the text, if there is one; ``more``: the other fields of the sweep.
         """
@@ -93,9 +100,10 @@ class _Text(Methods, Budgets, Controls, ShardedModel, Json):
         loading = {"dtype": self.dtype, "device": self.device, "parallel": self.parallel}
         title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
         with self.printing(columns, title) as told:
-            found = summarise(run_in_memory(sweep, 0, *told, **loading))
+            results = run_in_memory(sweep, 0, *told, **loading)
+        found = summarise(results)
         check_any([point for each in found for point in each.points])
-        return sweep, found
+        return replace(sweep, block_size=next(results.plan.jobs()).block_size), found
 
     def compared(self, rows: Sequence[Row], sweep: Sweep, measure: Measure) -> dict[str, Any]:
         """Test pairs, and methods against their controls; print it, or return it as data."""
@@ -114,13 +122,14 @@ COLUMNS = (
     Column("perplexity", format=".4f", width=12),
     Column("gap", format="+.4f", width=11),
     Column("nats (95 %)", "nats", lambda nats: nats.written("+.4f", " to "), width=30),
+    AFTER_EVICTION,
     *HELD,
 )
 FOUND = Column("found, %", "interval", lambda share: share.percent(0), width=18)
 CAPTION = (
     "gap: perplexity less the full cache's · nats: loss per token less the full cache's, paired "
-    f"over the windows · {ENTRIES} · KiB: of keys and values at the end, scales included, "
-    f"an unquantised element at 16 bits · {BUDGET_CAPTION}"
+    f"over the windows · {AFTER_CAPTION} · {ENTRIES} · KiB: of keys and values at the end, scales "
+    f"included, an unquantised element at 16 bits · {BUDGET_CAPTION}"
 )
 
 
@@ -133,7 +142,8 @@ class _PerplexitySettings(_Text, Feed):
     windows: int | None = None
     """Windows to read; default: all; problems of embedded models: 50."""
     block_size: int | None = None
-    """Tokens of a block; default: 128, for the problems 16."""
+    """Tokens of a block; default: at most 128, for the problems 16, so that at least 90 % of the
+    tokens that can be rated after an eviction are."""
     feed: str = "blocks"
 
 
@@ -164,7 +174,8 @@ def perplexity(settings: _PerplexitySettings) -> None:
         block_size=settings.block_size,
     )
     if not settings.json:
-        print_caption(CAPTION)
+        size = "1 token" if settings.feed == "steps" else f"{sweep.block_size} tokens"
+        print_caption(f"rated in blocks of {size} · {CAPTION}")
     tested = settings.compared([*found.points, *found.controls], sweep, LOSS)
     settings.end(found.points, {"settings": asdict(sweep)} | found.plain() | tested)
 
@@ -205,7 +216,7 @@ def needle(settings: _NeedleSettings) -> None:
     length = Column("length" if own is None else "variables", _first_option, width=10)
     sweep, found = settings.run(
         [each | {"depths": settings.depths} for each in tasks],
-        (*WHERE, length, FOUND),
+        (*WHERE, length, FOUND, AFTER_EVICTION),
         methods=settings.specs,
         budgets=settings.asked("70%"),
         problems=settings.trials * settings.depths,
@@ -215,8 +226,9 @@ def needle(settings: _NeedleSettings) -> None:
     rows = joined(pooled(found))
     if not settings.json:
         named = [row for row in rows if row.method in sweep.methods]
-        print_table(tabulate(named, (*WHERE, FOUND)), "all lengths, with 95 % interval")
-        print_caption(BUDGET_CAPTION)
+        columns = (*WHERE, FOUND, AFTER_EVICTION)
+        print_table(tabulate(named, columns), "all lengths, with 95 % interval")
+        print_caption(f"{AFTER_CAPTION} · {BUDGET_CAPTION}")
     tested = settings.compared(rows, sweep, SOLVED)
     from kvlab.fast.lab.sweep.report import heat_map  # draws, which takes its time to load
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from kvlab.reference.checks import check_choice
 from kvlab.reference.generate import generate
 from kvlab.reference.measure import Measurement, teacher_forced
 from kvlab.reference.policy import Policy
+from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer, load_tokenizer
 
 Texts = Sequence[Sequence[int]]
@@ -79,6 +80,14 @@ class Request:
         return token == self.stop or [token] != list(solution) or len(written) == self.limit
 
 
+class Answer(NamedTuple):
+    """What was written after a prompt."""
+
+    tokens: list[int]
+    first_eviction: int | None
+    """As `kvlab.fast.CompressedCache.first_evictions` says, of text, prompt and answer."""
+
+
 class Backend(ABC):
     """A loaded model that writes and measures under any policy."""
 
@@ -91,7 +100,7 @@ class Backend(ABC):
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     @abstractmethod
-    def write(self, policy: Policy, request: Request) -> list[list[int]]:
+    def write(self, policy: Policy, request: Request) -> list[Answer]:
         """Return what is written after each prompt.
 
         ValueError if the policy does not fit the prompts, or the backend cannot do it.
@@ -112,24 +121,29 @@ class ReferenceBackend(Backend):
         self.tokenizer = load_tokenizer(Path(model))
         self.encode = load_encoder(model, "reference")
 
-    def write(self, policy: Policy, request: Request) -> list[list[int]]:
+    def write(self, policy: Policy, request: Request) -> list[Answer]:
         if request.text:
             raise ValueError("questions after a compressed text need backend = 'fast'")
         solutions = request.solutions or [None] * len(request.prompts)
         return [
-            list(
-                generate(
-                    self.model,
-                    policy,
-                    prompt,
-                    request.limit,
-                    request.stop,
-                    block_size=request.block_size,
-                    solution=solution,
-                ).tokens
-            )
+            self._answer(policy, request, prompt, solution)
             for prompt, solution in zip(request.prompts, solutions, strict=True)
         ]
+
+    def _answer(
+        self, policy: Policy, request: Request, prompt: Sequence[int], solution: Any
+    ) -> Answer:
+        evictions: list[int] = []
+
+        def watch(block: Block, result: StepResult) -> None:
+            if result.decision is not None and result.decision.scores is not None:
+                early = policy.evict_before_attend
+                evictions.append(block.clock.seen - early * block.clock.block)
+
+        how: dict[str, Any] = {"block_size": request.block_size, "watch": watch}
+        given = prompt, request.limit, request.stop
+        written = generate(self.model, policy, *given, solution=solution, **how)
+        return Answer(list(written.tokens), min(evictions, default=None))
 
     def measure(
         self, policy: Policy, prompts: Texts, continuations: Texts, full_logits: Logits = None
@@ -151,7 +165,7 @@ class FastBackend(Backend):
         self.model: Any = network
         self.encode = lambda text: self.tokenizer(text)["input_ids"]
 
-    def write(self, policy: Policy, request: Request) -> list[list[int]]:
+    def write(self, policy: Policy, request: Request) -> list[Answer]:
         """Continue the prompts; after a text, a prompt counts as generated, as every turn does."""
         import torch
 
@@ -179,7 +193,7 @@ class FastBackend(Backend):
                         if request.ended(row, written[row]):
                             going.remove(row)
                 if not going:
-                    return written
+                    return list(map(Answer, written, cache.first_evictions))
                 logits = self.model(tokens, past_key_values=cache).logits
 
     def _read_for_all(self, text: Sequence[int], cache: Any, rows: int) -> None:

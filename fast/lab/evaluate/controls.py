@@ -13,7 +13,7 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import LARGE
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Table
 from kvlab.reference.methods import get, takes_budget
-from kvlab.reference.policy import Edges, Policy, Unlimited
+from kvlab.reference.policy import Edges, Policy
 
 CONTROL = "random"
 """The method that evicts at random; before another method's name it is that method's control."""
@@ -35,20 +35,21 @@ def _answers(spec: str) -> tuple[Policy, ...]:
     return tuple(replace(p, name="", protect=p.protect.with_edges(Edges())) for p in policies)
 
 
-def _evicts(spec: str) -> bool:
-    return any(not isinstance(each.budget, Unlimited) for each in _answers(spec))
+def evicts(spec: str) -> bool:
+    """Say whether a method evicts, at some budget or by its own rule; no for the oracle."""
+    return any(each.evicts for each in _answers(spec))
 
 
 def is_control(spec: str) -> bool:
     """Say whether a method evicts at random."""
-    return _evicts(spec) and _answers(spec) == _answers(f"{CONTROL}:{spec}")
+    return evicts(spec) and _answers(spec) == _answers(f"{CONTROL}:{spec}")
 
 
 def controls_of(specs: Sequence[str]) -> tuple[str, ...]:
     """Return the matched controls of methods that are not among the methods, each once."""
     found = list(specs)
     for spec in specs:
-        if _evicts(spec) and not is_control(spec) and not matched([spec], found):
+        if evicts(spec) and not is_control(spec) and not matched([spec], found):
             found.append(f"{CONTROL}:{spec}")
     return tuple(found[len(specs) :])
 
@@ -60,7 +61,7 @@ def matched(specs: Sequence[str], among: Sequence[str]) -> list[tuple[str, str]]
     """
     found = []
     for spec in specs:
-        if _evicts(spec) and not is_control(spec):
+        if evicts(spec) and not is_control(spec):
             wanted = _answers(f"{CONTROL}:{spec}")
             found += [(each, spec) for each in among if _answers(each) == wanted][:1]
     return found

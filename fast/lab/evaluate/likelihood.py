@@ -13,6 +13,7 @@ from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
+from kvlab.fast.lab.points import tokens_after
 from kvlab.fast.precisions import OnArrival
 from kvlab.reference.accounting import most_entries
 from kvlab.reference.checks import check_at_least, check_between, check_choice
@@ -50,6 +51,8 @@ class Likelihood:
     nbytes: float
     """Bytes of all keys and values after the last token, scales and norms included; an unquantised
     element counts 16 bits."""
+    after_eviction: int
+    """Tokens that come after at least one eviction, see `kvlab.fast.lab.points.After`."""
 
 
 def likelihoods(
@@ -174,9 +177,10 @@ def _read_in_steps(
         for row in ending:
             memory[row] = held[row]
     logprobs, greedy = (torch.cat(part, dim=1).cpu().numpy() for part in zip(*steps, strict=True))
+    after = _after_eviction(cache, passages)
     return [
-        Likelihood(logprobs[row, : len(tokens)], greedy[row, : len(tokens)], *memory[row])
-        for row, tokens in enumerate(rated)
+        Likelihood(logprobs[row, :count], greedy[row, :count], *memory[row], after[row])
+        for row, count in enumerate(map(len, rated))
     ]
 
 
@@ -193,9 +197,17 @@ def _read_in_blocks(
     ).logits
     targets = ids[:, ids.shape[1] - logits.shape[1] :]
     logprobs, greedy = (part.cpu().numpy() for part in _rate(logits, targets))
+    after, held = _after_eviction(cache, passages), _held(cache, [cache.kept()])
     return [
-        Likelihood(logprobs[row, -count:], greedy[row, -count:], *held)
-        for row, (count, held) in enumerate(zip(rated, _held(cache, [cache.kept()]), strict=True))
+        Likelihood(logprobs[row, -count:], greedy[row, -count:], *held[row], after[row])
+        for row, count in enumerate(rated)
+    ]
+
+
+def _after_eviction(cache: CompressedCache, passages: Sequence[Passage]) -> list[int]:
+    return [
+        tokens_after(first, len(each.prompt), len(each.rated))
+        for first, each in zip(cache.first_evictions, passages, strict=True)
     ]
 
 

@@ -83,8 +83,12 @@ def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> Non
 def paired_tests(
     rows: Sequence[Row], names: Sequence[tuple[str, str]], measure: Measure
 ) -> list[Test]:
-    """Test pairs of methods at every budget that both have; Holm adjusts all p-values together."""
+    """Test pairs of methods at every budget that both have; Holm adjusts all p-values together.
+
+    Rows that measure nothing are left out.
+    """
     ran = [row for row in rows if row.refusal is None and len(measure.values(row)) > 1]
+    ran = [row for row in ran if not row.measures_nothing]
     pairs = [
         (one, other)
         for first, second in names
@@ -149,8 +153,9 @@ def _shown_better(pairs: Sequence[Pair], measure: Measure) -> list[bool]:
 
 
 def _by_budget(rows: Sequence[RowType], measure: Measure) -> dict[Any, list[RowType]]:
-    """Group rows that have values and a budget, the best first, without the oracle."""
+    """Group rows that measure something at a budget, the best first, without the oracle."""
     counted = [row for row in rows if measure.values(row) and row.method != ORACLE]
+    counted = [row for row in counted if not row.measures_nothing]
     counted.sort(key=measure.goodness, reverse=True)
     budgets = dict.fromkeys(row.budget for row in rows if row.budget is not None)
     groups = {each: [row for row in counted if row.budget == each] for each in budgets}

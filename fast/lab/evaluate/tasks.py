@@ -5,7 +5,7 @@ the two methods of `Task` or with ``questions`` of `Rated`, and its line in `TAS
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Int
 
+from kvlab.fast.lab.points import tokens_after
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.method import check_options
 from kvlab.reference.methods import read_options
@@ -245,6 +246,10 @@ class Reading(InNovel):
         return Outcome(all(found), found[0])
 
 
+MOST = 0.9
+"""Share of what could be rated after an eviction that `Rated.block_for` asks for."""
+
+
 @dataclass(frozen=True)
 class Rated(Task):
     """Texts of which a part is rated: how likely a model finds it. Nothing is written.
@@ -255,7 +260,7 @@ class Rated(Task):
     drawn: ClassVar[bool] = True
     """Whether every seed draws other texts."""
     block_size: ClassVar[int] = 128
-    """Tokens of a block, unless a sweep says another number."""
+    """Tokens of a block, unless a sweep says another number or `block_for` chooses fewer."""
     only_drafts: ClassVar[bool] = False
     """Whether there is no text to rate but what the full cache writes."""
 
@@ -270,6 +275,24 @@ class Rated(Task):
 
     def grade(self, problem: Any, text: str) -> Outcome:
         raise ValueError("nothing is written that could be graded")
+
+    def block_for(self, questions: Sequence[Question], budgets: Collection[int]) -> int:
+        """Return the block in which to read, so that methods have evicted before they are rated.
+
+        It is the largest, of at most `block_size` tokens, under which at least `MOST` of the tokens
+        that can come after an eviction do, at every budget.
+        """
+
+        def after(budget: int, size: int) -> int:
+            first = (budget // size + 1) * size
+            return sum(tokens_after(first, len(q.prompt), len(q.solution)) for q in questions)
+
+        wanted = {budget: MOST * after(budget, 1) for budget in budgets}
+        return next(
+            size
+            for size in range(self.block_size, 0, -1)
+            if all(after(budget, size) >= most for budget, most in wanted.items())
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.evaluate.tasks import Rated, find_task
-from kvlab.fast.lab.points import ORACLE, built, check_any, marked_budget
+from kvlab.fast.lab.points import AFTER_EVICTION, ORACLE, built, check_any, marked_budget
 from kvlab.fast.lab.sweep.jobs import (
     Failure,
     Found,
@@ -45,6 +45,7 @@ COLUMNS = (
     Column("KL", lambda point: point.mean("kl"), ".3f"),
     *HELD,
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
+    AFTER_EVICTION,
     Column("ms", "seconds_per_token", lambda seconds: seconds.written(".1f", scale=1000), width=18),
 )
 """What a comparison says of a point."""

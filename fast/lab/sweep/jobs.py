@@ -18,9 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.lab.evaluate.backends import Backend, FastBackend, Request, load_backend
+from kvlab.fast.lab.evaluate.backends import (
+    Answer,
+    Backend,
+    FastBackend,
+    Request,
+    load_backend,
+)
 from kvlab.fast.lab.evaluate.tasks import Question, Rated, find_task
-from kvlab.fast.lab.points import ORACLE, reason
+from kvlab.fast.lab.points import ORACLE, reason, tokens_after
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
@@ -41,9 +47,11 @@ DRAFTED = ("accepted", "until_rejected")
 """Of drafts: the share of tokens that the full cache accepts, and those before it rejects one. Only
 those count that the task counts."""
 
-FIGURES = ("solved", "answer_correct", "loss", *DRAFTED, "tokens", "seconds_per_token", *MEASURED)
-"""What is found of each problem; ``tokens`` are those that were written, or rated: then ``loss`` is
-their mean, in nats."""
+COUNTED = ("tokens", "after_eviction")
+"""Tokens that were written or rated, and how many of them come after an eviction (`After`)."""
+
+FIGURES = ("solved", "answer_correct", "loss", *DRAFTED, *COUNTED, "seconds_per_token", *MEASURED)
+"""What is found of each problem; of tokens that were rated, ``loss`` is the mean, in nats."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
     policy, backend, task = _policy(job, questions), _backend(job), find_task(job.task)
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
-    for question, tokens in zip(questions, written, strict=True):
+    for question, (tokens, first) in zip(questions, written, strict=True):
         outcome = task.grade(question.problem, backend.decode(tokens))
         known = outcome.solved or not job.to_first_error
         found.append(
@@ -149,6 +157,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
                 "solved": outcome.solved,
                 "answer_correct": outcome.answer_correct if known else None,
                 "tokens": len(tokens) if known else None,
+                "after_eviction": tokens_after(first, len(question.prompt), len(tokens)),
                 "seconds_per_token": seconds,
             }
         )
@@ -179,6 +188,7 @@ def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
             **(_accepted(each.greedy[task.counts(len(each.greedy))]) if job.drafts else {}),
             "loss": -float(each.logprobs.mean()),
             "tokens": len(each.logprobs),
+            "after_eviction": each.after_eviction,
             "seconds_per_token": took,
             "entries": float(each.entries),
             "nbytes": float(each.nbytes),
@@ -212,7 +222,7 @@ def _write(
     questions: Sequence[Question],
     to_first_error: bool = False,
     block_size: int | None = None,
-) -> tuple[list[list[int]], float]:
+) -> tuple[list[Answer], float]:
     """Write an answer to every question, cut at its limit; return the seconds per token too."""
     limit, stop = max(question.limit for question in questions), questions[0].stop
     cut, seconds = [], []
@@ -228,8 +238,11 @@ def _write(
         )
         started = perf_counter()
         written = backend.write(policy, request)
-        took = (perf_counter() - started) / sum(map(len, written))
-        cut += [tokens[: each.limit] for tokens, each in zip(written, some, strict=True)]
+        took = (perf_counter() - started) / sum(len(each.tokens) for each in written)
+        cut += [
+            Answer(tokens[: each.limit], first)
+            for (tokens, first), each in zip(written, some, strict=True)
+        ]
         seconds += [took] * len(some)
     return cut, fmean(seconds)
 
@@ -297,7 +310,7 @@ def _verified(job: Job, questions: Sequence[Question]) -> list[Question]:
         stop=backend.model.generation_config.eos_token_id if rated else questions[0].stop,
     )
     written = backend.write(methods.get("full"), request)
-    return [replace(each, solution=own) for each, own in zip(questions, written, strict=True)]
+    return [replace(each, solution=own) for each, (own, _) in zip(questions, written, strict=True)]
 
 
 def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
@@ -308,7 +321,7 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
         backend, full = _backend(job), methods.get("full")
         answers = [list(each.solution) for each in questions]
         if not isinstance(find_task(job.task), Rated):
-            answers, _ = _write(backend, full, questions)
+            answers = [tokens for tokens, _ in _write(backend, full, questions)[0]]
         measured = backend.measure(full, [each.prompt for each in questions], answers)
         return {
             question.number: (answer, logits)

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.controls import controls_of
 from kvlab.fast.lab.evaluate.pairs import check_pairs
-from kvlab.fast.lab.evaluate.tasks import Encode, Rated, find_task
+from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
@@ -41,8 +41,8 @@ BETWEEN_BATCHES = 1009
 class Part:
     """One task of a sweep. What its table does not state is as in `Sweep`.
 
-    A task that rates texts measures nothing else and reads in blocks of its own size, unless its
-    table says so; if it draws nothing, its only seed is 0.
+    A task that rates texts measures nothing else and reads in blocks of its own size (`Plan.blocks`
+    where it rates in blocks), unless its table says so; if it draws nothing, its only seed is 0.
     """
 
     task: str
@@ -365,6 +365,8 @@ class Plan:
     """Hash of the source of the methods from outside, if there are any."""
     texts: dict[str, str] = field(default_factory=dict)
     """Hash of the file that each task reads, if it reads one."""
+    blocks: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Per model and task that is rated in blocks of no stated size, the size: `Rated.block_for`."""
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs; those of one model and seed follow each other, so that reports can begin.
@@ -394,7 +396,7 @@ class Plan:
                     count=count,
                     measured=min(count, max(0, part.measured - first)),
                     to_first_error=part.to_first_error,
-                    block_size=part.block_size,
+                    block_size=self.blocks.get(model, {}).get(part.task, part.block_size),
                     drafts=part.drafts,
                     kvlab=self.kvlab,
                     outside=self.outside if from_outside(method) else "",
@@ -439,29 +441,36 @@ def make_plan(sweep: Sweep) -> Plan:
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
         plan.fingerprints[model], plan.lengths[model], plan.entries[model] = mark, {}, {}
-        for part in sweep.parts:
+        for asked, part in zip(sweep.tasks, sweep.parts, strict=True):
             if model in part.models:
-                length = _mean_length(part, location, encode)
+                questions = _questions(part, location, encode)
+                length = fmean(map(len, questions))
                 entries = {text: budget_entries(text, round(length)) for text in sweep.budgets}
                 plan.lengths[model][part.task], plan.entries[model][part.task] = length, entries
+                stated = isinstance(asked, dict) and "block_size" in asked
+                task = find_task(part.task)
+                in_blocks = isinstance(task, Rated) and task.feed == "blocks" and not part.drafts
+                if in_blocks and sweep.block_size is None and not stated:
+                    block = task.block_for(questions, entries.values())
+                    plan.blocks.setdefault(model, {})[part.task] = block
     for part in sweep.parts:
         if file := getattr(find_task(part.task), "text", None):
             plan.texts[part.task] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:24]
     return plan
 
 
-def _mean_length(part: Part, location: str, encode: Encode) -> float:
-    """Return the mean tokens of a task's prompts and solutions, over all seeds."""
+def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
+    """Return a task's prompts and solutions, of all seeds."""
     task, tokenizer = find_task(part.task), None
     if isinstance(task, Rated):
         from kvlab.fast.models.loading import load_tokenizer_of
 
         tokenizer = load_tokenizer_of(location)
-    return fmean(
-        len(question)
+    return [
+        question
         for seed in part.seeds
         for question in task.questions(tokenizer, encode, part.problems, seed)
-    )
+    ]
 
 
 WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "added_tokens")

@@ -16,7 +16,17 @@ from kvlab.fast.lab.evaluate.controls import NO_GAIN, explained, gains_table, is
 from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import named, write_text
-from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, UNKNOWN, budget_mark, marked_budget
+from kvlab.fast.lab.points import (
+    AFTER_CAPTION,
+    AFTER_EVICTION,
+    BUDGET_CAPTION,
+    NOTHING,
+    ORACLE,
+    UNKNOWN,
+    budget_mark,
+    marked_budget,
+    nothing_mark,
+)
 from kvlab.fast.lab.reports import (
     Block,
     Code,
@@ -215,7 +225,8 @@ def accuracy_table(each: TaskSummary) -> Table:
 
 
 ACCURACY_CAPTION = (
-    f"In brackets: Wilson's {LEVEL:.0%} interval. {BUDGET_CAPTION}. {UNKNOWN}: no problem was "
+    f"In brackets: Wilson's {LEVEL:.0%} interval. {BUDGET_CAPTION}. {NOTHING}: nothing was evicted "
+    f"before any token, so the figure is the full cache's. {UNKNOWN}: no problem was "
     f"measured, so whether it held the budget is not known. {NO_GAIN}: not significantly better "
     "than its matched control, random eviction under the method's own protection, schedule and "
     "budget; no mark where that control did not run. Bold, among those that held the budget: not "
@@ -233,7 +244,7 @@ def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
         return MISSING
     share = point.interval or point.accepted
     figure = share.percent() if share else f"{point.perplexity:.4f}"
-    text = f"{figure}{each.gain_mark(point)}{budget_mark(point)}"
+    text = f"{figure}{each.gain_mark(point)}{budget_mark(point)}{nothing_mark(point)}"
     return Bold(text) if point.method in each.leaders.get(point.budget, ()) else text
 
 
@@ -260,6 +271,7 @@ FIGURES = (
     Column("entries", lambda point: point.mean("entries"), ".0f"),
     Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
+    AFTER_EVICTION,
     Column("error", _with_interval("output_error")),
     Column("KL", _with_interval("kl")),
     Column("ms", "seconds_per_token", lambda seconds: seconds.written(".2f", scale=1000)),
@@ -281,8 +293,9 @@ FIGURES_CAPTION = (
     "full cache's, paired "
     f"over the problems, with the {LEVEL:.0%} bootstrap interval. {ENTRIES}. "
     "KiB: most of keys and values in all layers. bits: stored per element of the full "
-    "cache at the last token, scales and zero points included. error: distance of the attention "
-    "output from attention over everything seen, L2 per head. KL: in nats from the full cache. "
+    f"cache at the last token, scales and zero points included. {AFTER_CAPTION}. error: distance "
+    "of the attention output from attention over everything seen, L2 per head. KL: in nats from "
+    "the full cache. "
     "Both along the full cache's answers: means of measured problems, with "
     f"{LEVEL:.0%} bootstrap intervals. ms: per token, all problems of a job in one batch; in "
     "brackets, the fastest and the slowest batch."

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.files import clear_unfinished, folder_of, write_completely, write_text
 from kvlab.fast.lab.sweep.jobs import (
+    COUNTED,
     DRAFTED,
     MEASURED,
     Engine,
@@ -62,7 +63,7 @@ SCHEMA = pa.schema(
         ("loss", pa.float64()),
         ("accepted", pa.float64()),
         ("until_rejected", pa.int32()),
-        ("tokens", pa.int32()),
+        *((name, pa.int32()) for name in COUNTED),
         *((name, pa.float64() if name == "nbytes" else pa.float32()) for name in MEASURED),
         ("seconds_per_token", pa.float32()),
     ]
@@ -87,7 +88,11 @@ def read_rows(directory: Path) -> list[Found]:
     for path in sorted((directory / RESULTS).glob("*.parquet")):
         try:
             table = pq.read_table(path)
-            for name in ("loss", *DRAFTED):  # results from before there were these columns
+            for name in (
+                "loss",
+                *DRAFTED,
+                *COUNTED,
+            ):  # results from before there were these columns
                 if name not in table.column_names:
                     table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
             rows = table.select(SCHEMA.names).cast(SCHEMA).to_pylist()

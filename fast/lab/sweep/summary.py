@@ -9,7 +9,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from kvlab.fast.lab.evaluate.controls import NO_GAIN, is_significant, matched
+from kvlab.fast.lab.evaluate.controls import NO_GAIN, evicts, is_significant, matched
 from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, Test, leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
@@ -18,7 +18,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     perplexity_of,
     wilson,
 )
-from kvlab.fast.lab.points import HeldRow
+from kvlab.fast.lab.points import ORACLE, After, HeldRow
 from kvlab.fast.lab.sweep.jobs import DRAFTED, MEASURED, Found
 from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.tables import MISSING
@@ -251,6 +251,7 @@ def point_of(
     )
     peak = max(figures.get("entries", ()), default=None)
     return point(
+        after_eviction=_after(method, rows, bool(outcomes) and not drafts),
         **_share(outcomes),
         by_seed={
             seed: fmean(row["solved" if outcomes else "loss"] for row in own)
@@ -271,6 +272,13 @@ def point_of(
         drafts=drafts,
         until_rejected=fmean(until_rejected) if until_rejected else None,
     )
+
+
+def _added(parts: Sequence[After | None]) -> After | None:
+    known = [each for each in parts if each is not None]
+    if not known:
+        return None
+    return After(sum(each.count for each in known), sum(each.of for each in known), known[0].unit)
 
 
 def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Point]]:
@@ -306,9 +314,21 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
     for (method, budget), own in points.items():
         outcomes = tuple(outcome for each in own for outcome in each.outcomes)
         held = all(each.holds_budget for each in own)
+        after = _added([each.after_eviction for each in own])
         figures = {"interval": _share(outcomes)["interval"], "outcomes": outcomes}
-        found.append(Joined(method=method, budget=budget, holds_budget=held, **figures))
+        known = {"method": method, "budget": budget, "holds_budget": held}
+        found.append(Joined(**known, after_eviction=after, **figures))
     return found
+
+
+def _after(method: str, rows: Sequence[Found], answers: bool) -> After | None:
+    """Sum up what was counted; an answer that ends at its first error counts as a whole."""
+    counts = [row["after_eviction"] for row in rows if row.get("after_eviction") is not None]
+    if not counts or not (evicts(method) or method == ORACLE):
+        return None
+    if answers:
+        return After(sum(map(bool, counts)), len(counts), "answers")
+    return After(sum(counts), sum(row["tokens"] for row in rows), "tokens")
 
 
 def _share(outcomes: Sequence[bool]) -> dict[str, Any]:
@@ -345,7 +365,7 @@ def against_full(points: Sequence[Point]) -> list[Point]:
 def plain(point: Point) -> dict[str, Any]:
     """Return what was found at one point as plain data; the figures are means."""
     share, nbytes, nats = point.interval, point.mean("nbytes"), point.nats
-    seconds = point.seconds_per_token
+    seconds, after = point.seconds_per_token, point.after_eviction
     return {
         "task": point.task,
         "spec": point.method,
@@ -354,6 +374,8 @@ def plain(point: Point) -> dict[str, Any]:
         "problems": point.problems,
         "refusal": point.refusal,
         "failed": point.failed,
+        "after_eviction": None if after is None else after.count,
+        "after_eviction_of": None if after is None else f"{after.of} {after.unit}",
         "accuracy": point.solved,
         "accuracy_low": None if share is None else share.low,
         "accuracy_high": None if share is None else share.high,
