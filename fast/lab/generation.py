@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvlab.fast.huggingface import CompressedCache, compress
+from kvlab.fast.lab.points import After, tokens_after
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
@@ -35,6 +36,8 @@ class Written:
     """Keys and values of the full cache, without slack."""
     first_token_seconds: float
     tokens_per_second: float | None
+    after_eviction: After | None
+    """Written tokens that come after an eviction; None for what evicts nothing."""
 
 
 def generate(
@@ -73,12 +76,14 @@ def generate(
         tokens = model.generate(**inputs, **options, past_key_values=cache, streamer=timer)[0]
         memory, kept = cache.memory(), [count for (count,) in cache.kept()]
         all_bytes = full_bytes(model, cache, tokens_read=len(tokens) - 1)
+        evicts, (first,) = cache.policy.specification.evicts, cache.first_evictions
+    count = len(tokens) - prompt_tokens
     return Written(
         text=tokenizer.decode(tokens[prompt_tokens:], skip_special_tokens=True),
         method=method,
         budget=entries,
         prompt_tokens=prompt_tokens,
-        written_tokens=len(tokens) - prompt_tokens,
+        written_tokens=count,
         tokens_read=len(tokens) - 1,
         fewest_entries=min(kept),
         most_entries=max(kept),
@@ -87,6 +92,9 @@ def generate(
         full_bytes=all_bytes,
         first_token_seconds=timer.first_token_seconds,
         tokens_per_second=timer.tokens_per_second,
+        after_eviction=(
+            After(tokens_after(first, prompt_tokens, count), count, "tokens") if evicts else None
+        ),
     )
 
 

@@ -25,8 +25,19 @@ from transformers import PreTrainedModel
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
+from kvlab.fast.lab.evaluate.controls import evicts
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, grouped, likelihoods
-from kvlab.fast.lab.points import Row, check_points, measure_points, points
+from kvlab.fast.lab.points import (
+    AFTER_CAPTION,
+    AFTER_EVICTION,
+    After,
+    Row,
+    all_of,
+    check_points,
+    measure_points,
+    points,
+    tokens_after,
+)
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load, muted
@@ -96,6 +107,9 @@ class CompressedLM(Base):
         methods.get(method, None if budget is None else budget_entries(budget, 10**6), **options)
         self.spec, self.budget, self.method_options = method, budget, options
         self.block_size, self.feed = block_size, feed
+        self.after_eviction: dict[str | None, list[After]] = {}
+        """Of every batch of each task of lm-eval: tokens that come after an eviction."""
+        self._task: str | None = None
         network, name = pretrained, getattr(pretrained, "name_or_path", pretrained)
         if isinstance(pretrained, str):
             network, tokenizer = load(pretrained, dtype, _present(device), parallel)
@@ -112,6 +126,29 @@ class CompressedLM(Base):
     def entries_for(self, tokens: int) -> int | None:
         """Return the budget of a request of so many tokens."""
         return None if self.budget is None else budget_entries(self.budget, tokens)
+
+    def _by_task(self, answer: Any, requests: Sequence[Any], disable_tqdm: bool) -> list[Any]:
+        """Answer the requests of each task by themselves, because each has a count of its own."""
+        answers: list[Any] = [None] * len(requests)
+        for self._task, numbers in grouped(each.task_name for each in requests).items():
+            some = answer([requests[number] for number in numbers], disable_tqdm)
+            for number, found in zip(numbers, some, strict=True):
+                answers[number] = found
+        return answers
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        return self._by_task(super().generate_until, requests, disable_tqdm)
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Any]:
+        return self._by_task(super().loglikelihood, requests, disable_tqdm)
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        return self._by_task(super().loglikelihood_rolling, requests, disable_tqdm)
+
+    def _count(self, after: int, tokens: int) -> None:
+        self.after_eviction.setdefault(self._task, []).append(After(after, tokens, "tokens"))
 
     # --- generate_until ---
 
@@ -134,8 +171,11 @@ class CompressedLM(Base):
                     past_key_values=cache,
                     **options,
                 )
-            for row, tokens in zip(rows, result[:, part.shape[1] :], strict=True):
+            firsts = cache.first_evictions
+            for row, first, tokens in zip(rows, firsts, result[:, part.shape[1] :], strict=True):
                 written[row] = tokens
+                count = int((tokens != self.tokenizer.pad_token_id).sum())
+                self._count(tokens_after(first, int(real[row].sum()), count), count)
         answers = torch.nn.utils.rnn.pad_sequence(
             written, batch_first=True, padding_value=self.tokenizer.pad_token_id
         )
@@ -166,6 +206,7 @@ class CompressedLM(Base):
             )
         for i, likelihood in zip(order, found, strict=True):
             answers[i] = float(likelihood.logprobs.sum()), bool(likelihood.greedy.all())
+            self._count(likelihood.after_eviction, len(likelihood.logprobs))
         for (text, _, _), answer in zip(requests, answers, strict=True):
             if text is not None:
                 self.cache_hook.add_partial("loglikelihood", text, answer)
@@ -213,7 +254,7 @@ def _present(device: str | None) -> str | None:
 Figure = Mapping[str, Any]
 """One metric of one task under one method: method, budget, task, metric, filter (lm-eval's name of
 the rule that cuts an answer out of the text), value, error (standard error, if lm-eval knows it),
-and number of problems."""
+number of problems, and `After` of the tokens that were rated or written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +320,8 @@ def evaluate_tasks(
                 task_manager=manager,
                 log_samples=False,
             )
-        figures = tuple(_figures(method, budget, results))
+        counts = compressed.after_eviction if evicts(method) else {}
+        figures = tuple(_figures(method, budget, results, counts))
         found = {"figures": figures, "versions": results["versions"]}
         return EvaluatedRow(method=method, budget=budget, **found)
 
@@ -318,9 +360,18 @@ def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -
     return manager
 
 
-def _figures(method: str, budget: str | None, results: Mapping[str, Any]) -> Iterator[Figure]:
+def _figures(
+    method: str,
+    budget: str | None,
+    results: Mapping[str, Any],
+    counts: Mapping[str | None, Sequence[After]],
+) -> Iterator[Figure]:
     """Sort out lm-eval's ``metric,filter`` keys; groups come after their tasks."""
+    members = results.get("group_subtasks", {})
     for task, found in {**results["results"], **results.get("groups", {})}.items():
+        after = all_of(
+            each for name in (task, *members.get(task, ())) for each in counts.get(name, ())
+        )
         problems = results["n-samples"].get(task, {}).get("effective", 0)
         for key, value in found.items():
             metric, comma, cut = key.partition(",")
@@ -332,6 +383,7 @@ def _figures(method: str, budget: str | None, results: Mapping[str, Any]) -> Ite
                 **{"metric": metric, "filter": cut, "value": float(value)},
                 "error": error if isinstance(error, float) else None,
                 "problems": problems,
+                "after_eviction": after,
             }
 
 
@@ -357,12 +409,14 @@ COLUMNS = (
     Column("filter", width=18),
     Column("value", format=".3f"),
     Column("± error", "error", ".3f"),
+    AFTER_EVICTION,
 )
+CAPTION = f"value and standard error, as lm-eval counts them · {AFTER_CAPTION}"
 
 
 def printed(row: EvaluatedRow) -> Iterator[Mapping[str, Any]]:
     """Yield what a row prints: its figures, or why there are none."""
     yield from row.figures
     if row.refusal is not None:
-        names = ("task", "metric", "filter", "value", "error")
+        names = ("task", "metric", "filter", "value", "error", "after_eviction")
         yield {**vars(row), **dict.fromkeys(names)}

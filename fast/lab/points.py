@@ -36,9 +36,17 @@ class After:
     """tokens or answers."""
 
     @property
-    def share(self) -> float:
-        """The part of them."""
-        return self.count / self.of
+    def written(self) -> str:
+        """The share in percent, with the mark of a row that measures nothing."""
+        return f"{percent(self.count / self.of)}{'' if self.count else f' {NOTHING}'}"
+
+
+def all_of(parts: Iterable[After | None]) -> After | None:
+    """Add up what was counted; None if nothing was."""
+    known = [each for each in parts if each is not None and each.of]
+    if not known:
+        return None
+    return After(sum(each.count for each in known), sum(each.of for each in known), known[0].unit)
 
 
 def tokens_after(first: int | None, before: int, tokens: int) -> int:
@@ -116,17 +124,13 @@ def marked_budget(row: HeldRow) -> str:
 NOTHING = "∅"
 """Marks a row that measures nothing."""
 
-AFTER_EVICTION = Column(
-    "after eviction",
-    lambda row: row.after_eviction and f"{percent(row.after_eviction.share)}{nothing_mark(row)}",
-    width=14,
-)
+AFTER_EVICTION = Column("after eviction", "after_eviction", lambda after: after.written, width=14)
 """How often what is measured happened."""
 
 AFTER_CAPTION = (
     "after eviction: share of the rated tokens, or of the answers, that come after at least one "
     f"eviction, because until then a method is the full cache · {NOTHING}: none does, so the row "
-    "measures nothing, and no test counts it"
+    "measures nothing, and no test counts it · –: nothing is ever evicted, or it was not counted"
 )
 
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvlab.fast.lab.points import Row, check_any, measure_points, points, reason
+from kvlab.fast.lab.evaluate.controls import evicts
+from kvlab.fast.lab.points import (
+    AFTER_CAPTION,
+    AFTER_EVICTION,
+    After,
+    Row,
+    check_any,
+    measure_points,
+    points,
+    reason,
+)
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -136,8 +146,12 @@ def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> Sim
         for name in ("regained", "hits", "evicted", "premature")
     )
     achieved = skill(judged)
+    after = np.any([each.fate.after_eviction[generated] for each in judged], axis=0)
     return replace(
         row,
+        after_eviction=After(int(after.sum()), len(after), "tokens")
+        if evicts(row.method)
+        else None,
         entries=most_entries(kept),
         kilobytes=float(bits.max()) / 8 / 1024,
         mass=float(np.mean([each.mass for each in judged])),
@@ -156,6 +170,7 @@ COLUMNS = (
     Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
     Column("entries", format=".0f"),
     Column("KiB", "kilobytes", ".0f"),
+    AFTER_EVICTION,
     Column("mass", format=lambda share: percent(share, 1)),
     Column("skill", format=percent),
     Column("error", format=".3f"),
@@ -163,11 +178,11 @@ COLUMNS = (
     Column("early", "premature", percent),
 )
 CAPTION = (
-    f"over the generated tokens, all recorded layers and KV heads · {ENTRIES} · KiB: most · mass: "
-    "share of the full cache's attention on kept entries · skill: of the way from evicting at "
-    "random, 0 %, to the best keep sets, which know the future, or a bound on them, 100 % · error: "
-    "attention output, relative · hits: entries there when they regained importance · early: "
-    "entries evicted, and activated again later"
+    f"over the generated tokens, all recorded layers and KV heads · {ENTRIES} · KiB: most · "
+    f"{AFTER_CAPTION} · mass: share of the full cache's attention on kept entries · skill: of the "
+    "way from evicting at random, 0 %, to the best keep sets, which know the future, or a bound on "
+    "them, 100 % · error: attention output, relative · hits: entries there when they regained "
+    "importance · early: entries evicted, and activated again later"
 )
 
 

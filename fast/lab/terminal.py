@@ -60,8 +60,8 @@ def results_only() -> redirect_stdout[TextIO]:
 
 
 def print_json(content: Any) -> None:
-    """Print plain data as JSON."""
-    print(json.dumps(content, indent=1))
+    """Print data as JSON; of what is not plain, the fields."""
+    print(json.dumps(content, indent=1, default=vars))
 
 
 def print_line(text: str) -> None:

@@ -50,6 +50,8 @@ class Fate:
     """Share of the full cache's attention that falls on present entries, mean over query heads."""
     error: Float[Array, "G t"]
     """‖X − X'‖/‖X‖ of the attention output, over the query heads of each KV head."""
+    after_eviction: Bool[Array, " t"]
+    """Tokens that attended after an entry was evicted, or stored in fewer bits instead (DDKS)."""
 
     def present(self, token: int) -> Bool[Array, "G t"]:
         """Mark the entries that are there after a token."""
@@ -172,6 +174,7 @@ class _Run:
             bits=np.zeros(t),
             mass=np.ones((G, t)),
             error=np.zeros((G, t)),
+            after_eviction=np.zeros(t, dtype=bool),
         )
 
     def advance(self, first: int, last: int, attention: Array, output: Array) -> None:
@@ -185,6 +188,8 @@ class _Run:
             fate.entries[begin:end] = len(result.cache)
             fate.bits[begin:end] = 8 * result.cache.nbytes / len(fate.left)
             earliest[begin - first : end - first] = end if self.evicts_first else begin
+            if result.decision is not None and result.decision.scores is not None:
+                fate.after_eviction[begin if self.evicts_first else end :] = True
             if result.keep is not None:
                 gone = np.ones(seen.positions.shape, dtype=bool)
                 np.put_along_axis(gone, result.keep, False, axis=1)

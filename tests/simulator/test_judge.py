@@ -124,7 +124,7 @@ def scripted(prompt=2):
 
 def fate(left):
     ones = np.ones((1, 8))
-    return Fate("written", 0, np.array([left]), np.ones(8, int), ones[0], ones, ones)
+    return Fate("written", 0, np.array([left]), np.ones(8, int), ones[0], ones, ones, ones[0] > 0)
 
 
 def test_hits_and_premature_evictions_counted_by_hand():

@@ -7,6 +7,7 @@ import typer
 
 from kvlab.fast.lab import engines
 from kvlab.fast.lab.commands.settings import Group, Json, command
+from kvlab.fast.lab.points import AFTER_EVICTION
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.fast.models import gguf_file
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Check what deployed engines keep."
 COLUMNS = [
     *(Column(name) for name in ("setting", "specification", "tokens", "agreed")),
     *(Column(name, format=".1g") for name in ("gap", "mean", "largest")),
+    AFTER_EVICTION,
     Column("verdict"),
 ]
 

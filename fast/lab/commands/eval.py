@@ -73,4 +73,4 @@ def evaluate(settings: _Settings) -> None:
     folder = settings.include_path
     plain = {**given, "include_path": None if folder is None else str(folder)}
     data = {"settings": plain, **harness.to_json(rows)}
-    settings.end(rows, data, "value and standard error, as lm-eval counts them")
+    settings.end(rows, data, harness.CAPTION)

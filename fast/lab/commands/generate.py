@@ -72,11 +72,12 @@ def _facts(written: "Written", asked: str | None) -> dict[str, str]:
     if written.most_entries != written.fewest_entries:
         kept += f" to {written.most_entries}"
     share = written.entry_bytes / written.full_bytes
-    rate = written.tokens_per_second
+    rate, after = written.tokens_per_second, written.after_eviction
     return {
         "method": method,
         "tokens": f"{written.prompt_tokens} given, {written.written_tokens} written",
         "entries kept": f"{kept} of {written.tokens_read} per KV head",
+        **({} if after is None else {"after eviction": f"{after.written} of what was written"}),
         "keys and values": f"{_kibibytes(written.entry_bytes)} allocated, {100 * share:.0f} % of "
         f"the full cache's {_kibibytes(written.full_bytes)}",
         "state": f"{_kibibytes(written.state_bytes)} for positions and scores",

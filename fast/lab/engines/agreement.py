@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kvlab.fast.huggingface import compress
+from kvlab.fast.lab.points import After, tokens_after
 from kvlab.reference import methods
 
 TIE = 0.01
@@ -29,6 +30,9 @@ class Setting:
 
     def verdict(self, figures: Mapping[str, Any]) -> str:
         """Say what the figures of `compare` mean; WRONG: they are not as expected."""
+        after = figures["after_eviction"]
+        if after is not None and not after.count:
+            return "measures nothing: no token comes after an eviction"
         mean = figures["mean"]
         same = figures["agreed"] == figures["tokens"] and (mean is None or mean <= self.within)
         verdict = "agrees" if same else "parts"
@@ -83,7 +87,8 @@ def compare(model: Any, spec: str, budget: int | None, text: Mapping[str, Any]) 
 
     Return how many ``tokens`` there are, how many ``agreed`` before the first of a prompt that is
     worse than the best by more than `TIE`, and the largest such ``gap`` with its ``prompt`` and
-    ``step``; and of log-probabilities, if the engine tells, ``mean`` and ``largest`` difference.
+    ``step``; of log-probabilities, if the engine tells, ``mean`` and ``largest`` difference; and
+    ``after_eviction``, how many tokens come after an eviction, if the specification evicts.
     """
     wanted, block = torch.tensor(text["tokens"]), torch.tensor(text["prompts"])
     best, found = torch.empty(wanted.shape), torch.empty(wanted.shape)
@@ -101,4 +106,8 @@ def compare(model: Any, spec: str, budget: int | None, text: Mapping[str, Any]) 
         mean, largest = apart.mean().item(), apart.amax().item()
     figures = {"tokens": wanted.numel(), "agreed": int(before.sum()), "gap": gap.item()}
     figures |= {"prompt": int(prompt), "step": int(before[prompt])}
-    return {**figures, "mean": mean, "largest": largest}
+    length, steps = len(text["prompts"][0]), wanted.shape[1]
+    counts = [tokens_after(first, length, steps) for first in cache.first_evictions]
+    evicts = cache.policy.specification.evicts
+    after = After(sum(counts), wanted.numel(), "tokens") if evicts else None
+    return {**figures, "mean": mean, "largest": largest, "after_eviction": after}

@@ -137,8 +137,8 @@ class ReferenceBackend(Backend):
 
         def watch(block: Block, result: StepResult) -> None:
             if result.decision is not None and result.decision.scores is not None:
-                early = policy.evict_before_attend
-                evictions.append(block.clock.seen - early * block.clock.block)
+                attended = 0 if policy.evict_before_attend else block.clock.block
+                evictions.append(block.clock.seen - block.clock.block + attended)
 
         how: dict[str, Any] = {"block_size": request.block_size, "watch": watch}
         given = prompt, request.limit, request.stop

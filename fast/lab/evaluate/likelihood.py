@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -97,11 +97,14 @@ def likelihoods(
     return [found[number] for number in range(len(passages))]
 
 
-def grouped(budgets: Iterable[int | None]) -> dict[int | None, list[int]]:
-    """Return the numbers of the texts that have each budget in entries: they share batches."""
-    groups: dict[int | None, list[int]] = {}
-    for number, entries in enumerate(budgets):
-        groups.setdefault(entries, []).append(number)
+Key = TypeVar("Key", int | None, str | None)
+
+
+def grouped(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Return the numbers of the texts that have each key, such as a budget: they share batches."""
+    groups: dict[Key, list[int]] = {}
+    for number, key in enumerate(keys):
+        groups.setdefault(key, []).append(number)
     return groups
 
 

@@ -447,10 +447,15 @@ def make_plan(sweep: Sweep) -> Plan:
                 length = fmean(map(len, questions))
                 entries = {text: budget_entries(text, round(length)) for text in sweep.budgets}
                 plan.lengths[model][part.task], plan.entries[model][part.task] = length, entries
-                stated = isinstance(asked, dict) and "block_size" in asked
+                stated = sweep.block_size is not None or (
+                    isinstance(asked, dict) and "block_size" in asked
+                )
                 task = find_task(part.task)
-                in_blocks = isinstance(task, Rated) and task.feed == "blocks" and not part.drafts
-                if in_blocks and sweep.block_size is None and not stated:
+                if (
+                    isinstance(task, Rated)
+                    and task.feed == "blocks"
+                    and not (part.drafts or stated)
+                ):
                     block = task.block_for(questions, entries.values())
                     plan.blocks.setdefault(model, {})[part.task] = block
     for part in sweep.parts:

@@ -18,7 +18,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     perplexity_of,
     wilson,
 )
-from kvlab.fast.lab.points import ORACLE, After, HeldRow
+from kvlab.fast.lab.points import ORACLE, After, HeldRow, all_of
 from kvlab.fast.lab.sweep.jobs import DRAFTED, MEASURED, Found
 from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.tables import MISSING
@@ -274,13 +274,6 @@ def point_of(
     )
 
 
-def _added(parts: Sequence[After | None]) -> After | None:
-    known = [each for each in parts if each is not None]
-    if not known:
-        return None
-    return After(sum(each.count for each in known), sum(each.of for each in known), known[0].unit)
-
-
 def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Point]]:
     """Return the points of tasks that one sweep has, by method and budget as the sweep states it.
 
@@ -314,7 +307,7 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
     for (method, budget), own in points.items():
         outcomes = tuple(outcome for each in own for outcome in each.outcomes)
         held = all(each.holds_budget for each in own)
-        after = _added([each.after_eviction for each in own])
+        after = all_of(each.after_eviction for each in own)
         figures = {"interval": _share(outcomes)["interval"], "outcomes": outcomes}
         known = {"method": method, "budget": budget, "holds_budget": held}
         found.append(Joined(**known, after_eviction=after, **figures))

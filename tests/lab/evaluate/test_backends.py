@@ -45,7 +45,7 @@ def problems(backends):
     assert len(set(map(len, prompts))) > 1
     stop = reference.encode(drawn[0].solution)[-1]
     answers = reference.write(methods.get("full"), Request(prompts, 160, stop))
-    return prompts, answers, stop
+    return prompts, [each.tokens for each in answers], stop
 
 
 def test_without_a_token_that_ends_it_an_answer_ends_at_the_limit(backends, problems):
@@ -54,8 +54,8 @@ def test_without_a_token_that_ends_it_an_answer_ends_at_the_limit(backends, prob
     request = Request(prompts[:1], limit, stop=None)
     written = [backend.write(methods.get("full"), request) for backend in backends]
     assert written[0] == written[1]
-    assert [len(tokens) for tokens in written[0]] == [limit]
-    assert written[0][0][: len(answer)] == answer
+    ((tokens, first_eviction),) = written[0]
+    assert (len(tokens), tokens[: len(answer)], first_eviction) == (limit, answer, None)
 
 
 def test_only_a_token_that_stands_nowhere_else_ends_an_answer():

@@ -60,7 +60,7 @@ def test_the_oracle_solves_with_half_of_the_memory_what_random_does_not(backend)
     random = methods.get(f"random@recent={jumps.STEP}", budget)
     for policy, solved in ((oracle, 3), (random, 0)):
         written = backend.write(policy, Request(prompts, limit, stop, solutions))
-        graded = map(jumps.grade, problems, map(backend.decode, written))
+        graded = map(jumps.grade, problems, [backend.decode(each.tokens) for each in written])
         assert sum(grade.solution_correct for grade in graded) == solved
 
 
@@ -72,7 +72,7 @@ def test_reference_and_batch_write_the_same_under_the_oracle(backend, problems):
     together = oracle_policy([next_use(each) for each in problems], budget, jumps.STEP)
     limit, stop = max(map(len, solutions)), solutions[0][-1]
     written = backend.write(together, Request(prompts, limit, stop))
-    for problem, prompt, tokens in zip(problems, prompts, written, strict=True):
+    for problem, prompt, (tokens, _) in zip(problems, prompts, written, strict=True):
         assert prompt == tokenizer.encode(problem.prompt).ids
         alone = oracle_policy([next_use(problem)], budget, jumps.STEP)
         assert list(generate(model, alone, prompt, limit, stop).tokens) == tokens
@@ -84,7 +84,7 @@ def test_an_oracle_that_knows_another_problem_does_not_solve_this_one(backend, p
     wrong = next_use(problem)[:, ::-1].copy()
     policy = oracle_policy([wrong], least_memory(problem), jumps.STEP)
     (written,) = backend.write(policy, Request([prompt], len(solution), solution[-1]))
-    assert not jumps.grade(problem, backend.decode(written)).solution_correct
+    assert not jumps.grade(problem, backend.decode(written.tokens)).solution_correct
 
 
 # --- answers that end at their first error -------------------------------------------------------
@@ -96,8 +96,10 @@ def test_answers_end_at_their_first_error(name, problems):
     prompts, solutions = texts(backend, problems)
     limit, stop = max(map(len, solutions)), solutions[0][-1]
     policy = methods.get("streaming_llm", 24)
-    whole = backend.write(policy, Request(prompts, limit, stop))
-    cut = backend.write(policy, Request(prompts, limit, stop, solutions))
+    whole, cut = (
+        [each.tokens for each in backend.write(policy, Request(prompts, limit, stop, *only))]
+        for only in ((), (solutions,))
+    )
     for answer, start, solution in zip(whole, cut, solutions, strict=True):
         assert answer[: len(start)] == start
         assert start[:-1] == solution[: len(start) - 1]

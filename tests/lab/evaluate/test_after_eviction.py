@@ -1,0 +1,192 @@
+"""How often what is measured happened: tokens that come after an eviction."""
+
+import json
+
+import pytest
+from models import tiny
+from texts import byte_model
+from tolerances import FLOAT32_LOGITS
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from kvlab.fast import compress  # noqa: E402
+from kvlab.fast.lab.cli import app  # noqa: E402
+from kvlab.fast.lab.engines import agreement  # noqa: E402
+from kvlab.fast.lab.evaluate.backends import Request, load_backend  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Passage, rate  # noqa: E402
+from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests  # noqa: E402
+from kvlab.fast.lab.evaluate.tasks import Question, Windows, find_task  # noqa: E402
+from kvlab.fast.lab.points import NOTHING, After, tokens_after  # noqa: E402
+from kvlab.fast.lab.sweep.compare import run_in_memory  # noqa: E402
+from kvlab.fast.lab.sweep.plan import Sweep  # noqa: E402
+from kvlab.fast.lab.sweep.summary import LOSS, Point, summarise  # noqa: E402
+from kvlab.reference import methods  # noqa: E402
+from kvlab.reference.models import reasoner_directory  # noqa: E402
+
+TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
+PASSAGES = [Passage(TEXT[:7], TEXT[7:]), Passage(TEXT[:5], TEXT[9:30])]
+
+
+def test_tokens_after_an_eviction_by_hand():
+    """Of prompt 4 and rated tokens 4 to 9, token p is predicted by p - 1.
+
+    Six tokens attended to everything, so token 5 did, which predicts 6, and 7, 8, 9 come after.
+    """
+    assert [tokens_after(first, 4, 6) for first in (None, 10, 9, 8, 6, 3, 0)] == [
+        0,
+        0,
+        0,
+        1,
+        3,
+        6,
+        6,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "budget", "feed"),
+    [
+        ("h2o", 12, "steps"),
+        ("h2o", 12, "blocks"),
+        ("h2o", 39, "blocks"),
+        ("caote:h2o@evict_before_attend=true", 12, "blocks"),
+        ("lazy_eviction@window=8,threshold=0.2", 12, "steps"),
+        ("ddks@interval=8,selector=4,group=16", None, "steps"),
+        ("full", None, "steps"),
+    ],
+)
+def test_what_is_counted_is_what_tokens_attended_to(spec, budget, feed):
+    """A rated token counts if the token before it missed an older one in some layer.
+
+    DDKS stores entries in fewer bits where others evict.
+    """
+    model, missed, lowered = tiny("llama"), set(), {}
+
+    def watch(block, result):
+        kept = result.cache
+        held = (kept if spec.startswith("caote") else result).positions[0, 0].tolist()
+        for token in block.clock.positions[0].tolist():
+            if not {*held, token} >= set(range(token + 1)) or lowered.get(block.layer):
+                missed.add(token)
+        lowered[block.layer] = kept.positions[0, 0][kept.bits()[0, 0] < 16].tolist()
+
+    passage = PASSAGES[0]
+    fed, prompt = [*passage.prompt, *passage.rated[:-1]], len(passage.prompt)
+    first = prompt if feed == "steps" else len(fed)
+    with torch.inference_mode(), compress(model, spec, budget, 6, watch=watch) as cache:
+        model(torch.tensor([fed[:first]]), past_key_values=cache)
+        for token in fed[first:]:
+            model(torch.tensor([[token]]), past_key_values=cache)
+    wanted = len(missed & set(range(prompt - 1, len(fed))))
+    (found,) = rate(model, spec, budget, [passage], 6, feed, 1)
+    assert found.after_eviction == wanted
+    assert (wanted > 0) == (spec != "full" and budget != 39)
+
+
+def test_rows_of_a_batch_are_counted_apart():
+    """After a prompt of 7, the 13th of 12 entries is evicted; of the shorter row also."""
+    together = rate(tiny("llama"), "h2o", 12, PASSAGES, None, "steps", 2)
+    assert [each.after_eviction for each in together] == [40 - 1 - 13, 26 - 1 - 13]
+
+
+@pytest.mark.parametrize("spec", ["tova", "caote:h2o@evict_before_attend=true", "full"])
+def test_both_backends_note_the_same_first_eviction(spec):
+    fast, reference = (load_backend(name, reasoner_directory()) for name in ("fast", "reference"))
+    prompt = fast.encode(find_task("reasoning").problems(1, 0)[0].prompt)
+    budget = None if spec == "full" else len(prompt) + 3
+    request = Request([prompt], 8, None)
+    wanted = {"tova": len(prompt) + 4, "full": None}.get(spec, len(prompt) + 3)
+    for backend in (fast, reference):
+        (answer,) = backend.write(methods.get(spec, budget), request)
+        assert answer.first_eviction == wanted, type(backend)
+
+
+@pytest.mark.parametrize(
+    ("window", "budgets", "block"),
+    [
+        (256, [128], 70),  # 126 tokens can; two blocks of 70 are read first: 115 do, 91.3 %
+        (512, [256], 94),  # three blocks: 229 of 254, 90.2 %
+        (512, [128, 256], 70),  # two blocks: 371 of 382, 97.1 %; four: 231 of 254, 90.9 %
+        (4096, [2048], 128),  # 17 blocks: 1919 of 2046, 93.8 %
+        (100, [100], 128),  # nothing can
+    ],
+)
+def test_the_default_block_lets_most_come_after_an_eviction(window, budgets, block):
+    questions = [Question(0, None, [0], [0] * (window - 1))]
+    assert Windows().block_for(questions, budgets) == block
+
+
+def test_rows_that_measure_nothing_are_in_no_test_and_no_lead():
+    """h2o is better than its control in all of ten windows; tova's row is the full cache's."""
+    counts = {"random:h2o": 5, "h2o": 5, "tova": 0}
+    losses = {"random:h2o": (2.0,) * 10, "h2o": (1.0,) * 10, "tova": (0.5,) * 10}
+    rows = [
+        Point(
+            **{"method": name, "budget": 9, "problems": 10, "losses": losses[name]},
+            after_eviction=After(count, 50, "tokens"),
+        )
+        for name, count in counts.items()
+    ]
+    (test,) = paired_tests(rows, [("random:h2o", "h2o"), ("random:h2o", "tova")], LOSS)
+    assert test.verdict == test.second == "h2o"
+    assert leaders(rows, LOSS) == {9: {"h2o"}}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("after")
+    byte_model(folder / "model")
+    (folder / "text.txt").write_text("A cat sat on a mat. " * 20, encoding="utf-8")
+    return folder
+
+
+def perplexity(place, *more):
+    asked = ["perplexity", "--model", place / "model", "--text", place / "text.txt"]
+    asked += ["--window", "64", "--windows", "2", "--budgets", "32", "--methods", "h2o", *more]
+    ran = CliRunner().invoke(app, [*map(str, asked)])
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def test_perplexity_says_what_it_measured(place):
+    """At 32 of 64 entries 30 tokens can come after an eviction; in a block of 36 tokens 27 do."""
+    found = json.loads(perplexity(place, "--json"))
+    full, row = found["rows"]
+    assert found["settings"]["block_size"] == 36
+    assert (row["after_eviction"], row["after_eviction_of"]) == (54, "126 tokens")
+    assert (full["after_eviction"], full["gap"]) == (None, 0)
+    assert row["gap"] != 0 and len(found["gains"]) == 1
+    table = perplexity(place)
+    assert "43 %" in table and "blocks of 36 tokens" in table and f"% {NOTHING}" not in table
+
+
+def test_a_row_in_which_nothing_is_evicted_is_marked(place):
+    asked = "--block-size", "32"
+    assert f"0 % {NOTHING}" in perplexity(place, *asked)
+    found = json.loads(perplexity(place, *asked, "--json"))
+    _, row = found["rows"]
+    assert (row["after_eviction"], found["gains"]) == (0, [])
+    assert abs(row["nats"]) < FLOAT32_LOGITS
+
+
+def test_answers_count_if_a_part_of_them_comes_after_an_eviction():
+    """Answers end at their first error, so the share of their tokens would say little."""
+    sweep = Sweep(("full", "tova"), ("25%", "100%"), 2, tasks=("jumps@fewest=2,most=5",))
+    (found,) = summarise(run_in_memory(sweep))
+    quarter, whole = (found.point("tova", budget).after_eviction for budget in ("25%", "100%"))
+    assert found.point("full", None).after_eviction is None
+    assert quarter == After(2, 2, "answers") and whole.of == 2
+
+
+def test_an_engine_that_evicts_nothing_so_far_does_not_agree():
+    model, prompts = tiny("llama"), [TEXT[:8]]
+    text = {"tokens": [TEXT[8:14]], "prompts": prompts}
+    setting = agreement.Setting("own", "streaming_llm", 12)
+    counts = []
+    for budget in (12, 20):
+        figures = agreement.compare(model, setting.spec, budget, text)
+        counts.append(figures["after_eviction"])
+    assert counts == [After(0, 6, "tokens"), After(0, 6, "tokens")]
+    assert setting.verdict(figures).startswith("measures nothing")
