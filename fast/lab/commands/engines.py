@@ -99,6 +99,6 @@ def check(wanted: _Check) -> None:
     if wanted.json:
         print_json(rows)
     else:
-        print_table(tabulate(rows, COLUMNS), f"{wanted.engine} and kvlab")
+        print_table(tabulate(rows, COLUMNS, words=2), f"{wanted.engine} and kvlab")
     if any(row["verdict"].startswith("WRONG") for row in rows):
         raise typer.Exit(1)
