@@ -161,6 +161,10 @@ class Schedule(ABC):
     def due(self, clock: Clock) -> bool:
         """Say whether to select after this block."""
 
+    def ended(self, clock: Clock) -> bool:
+        """Say whether no block after this one can be due; then no score is needed any more."""
+        return False
+
 
 class Protect(ABC):
     """Which entries are protected?"""
@@ -228,6 +232,9 @@ class Never(Schedule):
     def due(self, clock: Clock) -> bool:
         return False
 
+    def ended(self, clock: Clock) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class EveryBlock(Schedule):
@@ -262,6 +269,9 @@ class AfterPrefill(Schedule):
 
     def due(self, clock: Clock) -> bool:
         return clock.prefill_ends
+
+    def ended(self, clock: Clock) -> bool:
+        return clock.seen >= clock.prompt
 
 
 @dataclass(frozen=True)

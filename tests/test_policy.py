@@ -11,11 +11,13 @@ from kvlab.reference.attention import attend, group_heads, logits, softmax, visi
 from kvlab.reference.cache import Column
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import (
+    AfterPrefill,
     AfterPrefillThenEverySeen,
     Entries,
     EveryBlock,
     EveryDecode,
     EveryGenerated,
+    Never,
     Nobody,
     Policy,
     Score,
@@ -186,3 +188,19 @@ def test_what_a_score_gives_is_checked(wrote, scores, message):
     with pytest.raises(ValueError, match=message):
         step(policy, cache, block())
     assert len(cache) == 0
+
+
+SCHEDULES = {methods.get(each.spec, each.budget).schedule for each in methods.examples()}
+ENDS = {Never(): 3, AfterPrefill(): 7}
+"""Tokens seen when these end: nothing is ever due, or only at the end of the prompt of 7."""
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES, key=repr), ids=repr)
+@pytest.mark.parametrize("m", [1, 5])
+def test_a_schedule_that_has_ended_is_never_due(schedule, m):
+    clocks = [Clock(3, 3, 7), Clock(7, 4, 7), *(Clock(t, m, 7) for t in range(7 + m, 300, m))]
+    ended = [clock.seen for clock in clocks if schedule.ended(clock)]
+    due = [clock.seen for clock in clocks if schedule.due(clock)]
+    assert (due[-1:] > [250]) == (schedule not in ENDS)
+    assert ended == [clock.seen for clock in clocks if clock.seen >= ENDS.get(schedule, 300)]
+    assert not ended or due in ([], ended[:1])

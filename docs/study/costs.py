@@ -160,9 +160,11 @@ def remembered_bytes(policy: Policy, shape: Shape, prompt: int) -> int:
 
     The policy observes a prompt of zeros, for one KV head.
     """
+    clock = Clock(prompt, prompt, prompt)
+    if policy.schedule.ended(clock):  # PyTorch's cache has freed them then
+        return 0
     queries = np.zeros((1, shape.group, prompt, shape.head_dim))
     keys = np.zeros((1, prompt, shape.head_dim))
-    clock = Clock(prompt, prompt, prompt)
     block = Block(clock, 0, queries, keys, keys, np.full(prompt, np.nan))
     state = step(policy, empty_cache(policy, 1, shape.head_dim), block).cache.state
     found = state.stream.get("queries")

@@ -81,6 +81,11 @@ class LayerCache:
         """Remember this, whose columns are the entries."""
         self.state, self.columns = state, state.entries
 
+    def release_state(self) -> None:
+        """Free what a score remembers: nothing will be evicted any more."""
+        self.state.stream = {}
+        self.columns.release_state()
+
     def __len__(self) -> int:
         """Slots per head; between two steps one of them may be vacant."""
         return self.columns.count

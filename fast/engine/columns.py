@@ -18,7 +18,7 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 
 def slack(entries: int) -> int:
     """Slots to allocate beyond ``entries``, so that not every token needs a new buffer."""
-    return min(MOST_SLACK, 8 + entries // 8)
+    return min(MOST_SLACK, 8 + entries // 32)
 
 
 class Columns:
@@ -107,6 +107,25 @@ class Columns:
         """Free the slots that hold no row."""
         if self.capacity > self.count:
             self._resize(self.count)
+
+    def release_state(self) -> None:
+        """Free the columns that a score remembers."""
+        if not self.state:
+            return
+        kept: dict[Kind, list[str]] = {}
+        for name, (kind, _) in self.places.items():
+            if name not in self.state:
+                kept.setdefault(kind, []).append(name)
+        self.buffers = {
+            kind: torch.stack([self.buffers[kind][self.places[name][1]] for name in names])
+            for kind, names in kept.items()
+        }
+        self.places = {
+            name: (kind, number)
+            for kind, names in kept.items()
+            for number, name in enumerate(names)
+        }
+        self.state, self._views = {}, {}
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply one change of the batch axis to every column."""

@@ -87,8 +87,8 @@ class Group:
         """Begin the step of a block; where layers share the cache, open slots for its token."""
         policy, cache = self.policy, self.cache
         single = clock.positions.shape[1] == 1
-        due = clock.once("due", lambda: [policy.schedule.due(row) for row in clock.rows])
-        reads = policy.needs.reads(clock) != "none"
+        due = policy.due(clock)
+        reads = policy.reads(clock) != "none"
         needs = policy.needs
         may_wait = single and needs.may_wait and not needs.hidden_states
         may_wait = may_wait and policy.is_plain and not cache.triton
@@ -160,6 +160,8 @@ class Group:
             survivors = apply(self.policy, seen, decision)
             if survivors is not None:
                 step.outputs = [survivors.to(step.outputs[0].dtype)]
+            if self.policy.ended(step.clock):
+                self.cache.release_state()
         if positions is not None:
             self._show(step, positions, decision)
         output = step.outputs[-1]
@@ -175,7 +177,7 @@ class Group:
     def _observe(self, step: Step) -> Observation:
         seen = self._observation(step, step.clock, joined(step.queries))
         seen.attended = Attended.of_all(step.attended)
-        if not step.observed:
+        if not step.observed and self.policy.observes(step.clock):
             self.policy.score.observe(self.cache.state, seen)
         return seen
 

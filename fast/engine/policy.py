@@ -189,6 +189,22 @@ class Policy:
         early = self.specification.evict_before_attend or self.specification.reposition
         return not (early or self.precision.quantises or self.on_host)
 
+    def due(self, clock: BatchClock) -> list[bool]:
+        """Say for every sequence whether to decide after this block."""
+        return clock.once("due", lambda: [self.schedule.due(row) for row in clock.rows])
+
+    def ended(self, clock: BatchClock) -> bool:
+        """Say whether nothing is decided about after this block."""
+        return clock.once("ended", lambda: all(self.schedule.ended(row) for row in clock.rows))
+
+    def observes(self, clock: BatchClock) -> bool:
+        """Say whether a decision after this block, or after a later one, needs what it saw."""
+        return any(self.due(clock)) or not self.ended(clock)
+
+    def reads(self, clock: BatchClock) -> str:
+        """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""
+        return self.needs.reads(clock) if self.observes(clock) else "none"
+
     @property
     def uses_confidence(self) -> bool:
         """Whether the confidence of the model at each token has to be recorded."""

@@ -98,7 +98,7 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
     Return the output, what the score has still to be given, and whether it has observed the block.
     """
     needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
-    outputs, on_host, rows = [], [], needs.reads(seen.clock)
+    outputs, on_host, rows = [], [], policy.reads(seen.clock)
     if rows == "all" and needs.sums is not None:
         output, attended = attend_with_sums(needs.sums, seen.queries, seen.query_positions, view)
         policy.score.observe(seen.cache.state, seen.part(slice(0, m), attended))

@@ -99,7 +99,8 @@ def load(
 
 def _completed(cache: LayerCache, policy: Policy) -> LayerCache:
     cache.take_state(cache.state)
-    cache.columns.state = dict(policy.score.columns)
+    held, columns = cache.columns.places, policy.score.columns
+    cache.columns.state = {name: column for name, column in columns.items() if name in held}
     cache.triton = uses_triton(cache.positions.new_empty(0, dtype=cache.dtype))
     return cache
 

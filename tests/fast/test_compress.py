@@ -1,6 +1,7 @@
 """`compress` inside transformers: generation, padding, blocks, turns, beams, memory, refusals."""
 
 import copy
+from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
@@ -24,6 +25,7 @@ from kvlab.fast.engine.step import plan
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
 from kvlab.reference.observation import Clock
+from kvlab.reference.policy import AfterPrefill
 
 SOME = (
     "streaming_llm@sinks=2",
@@ -262,6 +264,34 @@ def test_evicted_entries_leave_memory(spec):
         assert layer.keys == layer.values
         assert entries * slot <= layer.keys <= (entries + MOST_SLACK + 1) * slot
         assert layer.scales == 0
+
+
+@pytest.mark.parametrize("spec", sampled(ALL, ("snapkv@window=4", "h2o@recent=4")))
+def test_after_the_last_eviction_nothing_is_remembered(spec, tmp_path):
+    """Whatever the score: only a text after `reset` is observed again."""
+    model, text = tiny("llama", torch.float32), prompts([5, 5], seed=1)
+    policy = replace(policy_of(spec), schedule=AfterPrefill())
+
+    def remembered(cache):
+        return [
+            (layer.state.stream, layer.columns.places.keys() - {"keys", "values", "positions"})
+            for layer in cache.compressed.caches
+        ]
+
+    runs = []
+    with compress(model, policy) as cache:
+        for _ in range(2):
+            found = written(model, cache, prompts([21, 13]), 3)
+            assert remembered(cache) == [({}, set())] * 3
+            copy = cache.copy()
+            cache.save(tmp_path / "context")
+            model(text["input_ids"], past_key_values=copy)
+            cache.load(tmp_path / "context")
+            more = model(text["input_ids"], past_key_values=cache).logits
+            assert remembered(copy) == remembered(cache) == [({}, set())] * 3
+            runs.append((*found, more, copy.positions(), cache.positions()))
+            cache.reset()
+    torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=0)
 
 
 def test_memory_is_what_the_tensors_of_a_layer_allocate():

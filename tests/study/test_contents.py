@@ -69,7 +69,13 @@ def test_memory_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("spec", "rows"), [("snapkv@window=16", 16), ("ahakv", 32), ("rkv", 8), ("h2o", 0)]
+    ("spec", "rows"),
+    [
+        ("snapkv@window=16,schedule=every_block", 16),
+        ("snapkv@window=16", 0),
+        ("ahakv", 32),
+        ("rkv", 8),
+    ],
 )
 def test_remembered_queries_are_those_of_the_window(spec, rows):
     assert remembered_bytes(methods.get(spec, 64), SHAPE, 60) == 2 * 8 * 4 * rows * 128
