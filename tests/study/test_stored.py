@@ -11,8 +11,8 @@ from kvlab.fast.lab.evaluate.controls import gains_table, is_significant
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, main_measure
 from kvlab.reference.proofs.ledger import ledger
+from study import after_eviction, readings
 from study import map as study_map
-from study import readings
 from study.stored import REAL, stored_file, stored_summary
 
 
@@ -74,6 +74,23 @@ def test_the_page_of_results_shows_what_is_stored():
         assert not any(map(is_significant, found.gains)), "as the page says"
         for point in found.points:
             assert point.percent in page
+
+
+def test_lengths_give_what_was_counted_and_the_pages_say_it():
+    counted = {
+        x.budget: x.after_eviction for x in stored_summary("loss_smollm2").points if x.budget
+    }
+    results = Path("docs/results.md").read_text("utf-8")
+    for row in after_eviction.rated("loss_smollm2"):
+        assert row["after"].written == counted[row["budget"]].written
+        assert f"{row['after'].written} " in results
+    loss, writing = (
+        {row["budget"]: row["after"].written for row in after_eviction.rated(f"map_{name}_budgets")}
+        for name in ("loss", "writing")
+    )
+    page = Path("docs/score_or_protection.md").read_text("utf-8")
+    assert (loss[39], writing[26]) == ("99 %", "99 %") and "at least 99 %" in page
+    assert f"at 50 % {writing[64]} of those written do, but only {loss[96]}" in page
 
 
 def test_the_page_of_both_knobs_shows_what_is_stored():
