@@ -20,6 +20,7 @@ def test_mass_and_error_are_those_of_dense_attention(spec):
     trace = noise(layers=1)
     ((fate,),) = replay(trace, [methods.get(spec, 12)])
     layer, t = Layer.of(trace, 0), 70
+    np.testing.assert_array_equal(fate.after_eviction, np.arange(t) > fate.left.min())
     full = layer.full_attention(0, t)
     for token in (25, 40, 69):
         there = (fate.left >= token) & (np.arange(t) <= token)
@@ -108,6 +109,7 @@ def test_who_left_before_attending_was_not_there():
     after, before = (methods.get(spec, 12) for spec in specs)
     ((late, early),) = replay(trace, [after, before])
     np.testing.assert_array_equal(late.left, early.left)
+    assert (early.after_eviction.sum(), late.after_eviction.sum()) == (70, 70 - trace.prompt)
     for token in range(30, 70):
         present = early.present(token)[0]
         present[token] = True

@@ -24,6 +24,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from kvlab.fast.lab import harness  # noqa: E402
 from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
+from kvlab.fast.lab.points import After  # noqa: E402
 from kvlab.fast.lab.tables import tabulate  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
@@ -165,6 +166,8 @@ def test_a_small_budget_is_seen(model, tasks, plain):
     rated = numbers(answers(ours, tasks, RATED)[0])
     for name, wanted in numbers(likelihoods).items():
         assert np.abs(rated[name] - wanted).max() > 100 * FLOAT32_LOGITS, name
+    assert set(ours.after_eviction) == {*GENERATED, *RATED}, "each task has its own count"
+    assert all(sum(x.count for x in parts) > 0 for parts in ours.after_eviction.values())
 
 
 def test_a_budget_in_percent_is_that_of_the_request(model):
@@ -187,6 +190,8 @@ def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(task
     values = {(each["method"], each["budget"]): each["value"] for each in found["figures"]}
     assert values["full", None] == 1.0
     assert values["streaming_llm", "50%"] < 0.5
+    full, after = (each["after_eviction"] for each in found["figures"])
+    assert full is None and 0 < after["count"] < after["of"]
     assert {(each["filter"], each["problems"]) for each in found["figures"]} == {("answer", 2)}
     (refusal,) = found["refusals"]
     assert (refusal["method"], refusal["budget"]) == ("h2o@recent=400", "50%")
@@ -197,10 +202,11 @@ def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(task
 def test_a_row_prints_its_figures_or_why_there_are_none():
     figure = {"method": "h2o", "budget": "60%", "task": "sums", "metric": "match"}
     figure |= {"filter": "none", "value": 0.5, "error": None, "problems": 1}
+    figure |= {"after_eviction": After(0, 7, "tokens")}
     ran = harness.EvaluatedRow(method="h2o", budget="60%", figures=(figure,))
     refused = harness.EvaluatedRow(method="tova", budget="60%", refusal="too small")
     table = tabulate([*harness.printed(ran), *harness.printed(refused)], harness.COLUMNS)
-    assert table.rows[0] == ("h2o", "60%", "sums", "match", "none", "0.500", "–")
+    assert table.rows[0] == ("h2o", "60%", "sums", "match", "none", "0.500", "–", "0 % ∅")
     assert table.rows[1] == ("tova", "60%", "too small")
 
 
