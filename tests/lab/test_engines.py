@@ -3,6 +3,8 @@
 import functools
 import shlex
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +31,28 @@ def test_a_worker_is_asked_and_its_tokens_are_counted():
     assert engines.generate(command, asked)["tokens"] == [[1, 2, 3]]
     with pytest.raises(ChildProcessError, match="did not write 4 tokens"):
         engines.generate(command, {**asked, "tokens": 4})
+
+
+def test_each_interpreter_has_a_folder_of_its_own_for_what_pip_installs(monkeypatch, tmp_path):
+    """Else NumPy of another Python cannot be imported, and the engine says only that."""
+    monkeypatch.setattr(engines, "cache_directory", lambda: tmp_path)
+
+    def fake(command, **options):
+        Path(command[-1]).mkdir()
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(engines.subprocess, "run", fake)
+    monkeypatch.setattr(engines.shutil, "which", lambda name: name)
+    for engine in engines.INSTALL:
+        engines.install(engine)
+        assert engines.launch(engine)[-1] == str(engines.folder(engine))
+    other = SimpleNamespace(cache_tag="cpython-399")
+    monkeypatch.setattr(engines.sys, "implementation", other)
+    assert engines.folder("llama.cpp").is_dir()
+    with pytest.raises(FileNotFoundError, match="openvino is not installed: kvlab engines install"):
+        engines.launch("openvino")
+    engines.install("openvino")
+    assert len([*(tmp_path / "engines").iterdir()]) == 3
 
 
 def test_agreement_ends_at_the_first_token_that_is_not_the_best():

@@ -35,8 +35,10 @@ WORKERS: Mapping[str, tuple[str, ...]] = {
 
 
 def folder(engine: str) -> Path:
-    """Return where an engine of `INSTALL` is installed."""
-    return cache_directory() / "engines" / engine
+    """Return where an engine of `INSTALL` is installed; what pip installs fits one interpreter."""
+    for_one = INSTALL[engine][0] == sys.executable
+    name = f"{engine}-{sys.implementation.cache_tag}" if for_one else engine
+    return cache_directory() / "engines" / name
 
 
 def install(engine: str) -> None:
