@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
+from kvlab.fast.huggingface.arguments import only_logits
 from kvlab.fast.huggingface.attachment import attached, implementation
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 from kvlab.fast.huggingface.forward import first_position
@@ -273,6 +274,7 @@ def _compared(
     in_pieces = cache.reads_in_pieces = cache.reads_in_pieces or reads_in_pieces(model)
     with attached(model, cache, BLOCK if in_pieces else None):
         inputs = {"attention_mask": real[1:, :prompt].long(), "past_key_values": cache}
+        inputs |= only_logits(model)
         text = model(input_ids=ids[1:, :prompt], **inputs).logits[0]
         inputs["attention_mask"] = real[1:].long()
         last = model(input_ids=ids[1:, prompt:], **inputs).logits[0]

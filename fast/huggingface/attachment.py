@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kvlab.fast.huggingface.arguments import configs_of, refuse_flags
 from kvlab.fast.huggingface.attention import IMPLEMENTATION
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 from kvlab.fast.huggingface.forward import Forward
@@ -43,6 +44,7 @@ def check_model(model: Any) -> None:
             "method can compare them: load the model in one process, or its layers on several "
             'devices (device_map="auto")'
         )
+    refuse_flags(configs_of(model), {})
     if config._attn_implementation == IMPLEMENTATION:
         raise ValueError(
             "the model is compressed already: leave the other compress() first, or call close() "

@@ -226,6 +226,7 @@ class CompressedCache(Cache):
         """
         with self.used():
             self._check_whole()
+            self.clock.check_noted()
             saving.save(self, Path(path), model_name)
 
     def load(self, path: str | Path, model_name: str | None = None) -> None:
@@ -298,7 +299,8 @@ class CompressedCache(Cache):
         )
 
     def check(self) -> None:
-        """Raise ValueError if a score was NaN so far. Waits for the device."""
+        """Raise ValueError if a score was NaN so far, or a mask was wrong. Waits for the device."""
+        self.clock.check_noted()
         self.compressed.check()
 
     @torch.inference_mode()
@@ -350,7 +352,8 @@ class CompressedCache(Cache):
         N, m = inputs.shape[:2]
         self._check_whole()
         self.check_open()
-        self.clock.check(N)
+        if m > 1:
+            self.check()
         if m > 1 and self.clock.columns and not self.reads_in_pieces:
             raise ValueError(
                 f"a second text of {m} tokens: this model's recurrent layers were not shown to "
@@ -367,8 +370,6 @@ class CompressedCache(Cache):
             self.clock.begin(prompts, inputs.device)
         self.clock.note_call(inputs, real, given=self.begins)
         self.begins = False
-        if m > 1:
-            self.check()
 
     def begin_block(self, real: Bool[Tensor, "N m"] | None, m: int) -> Int[Tensor, "N m"]:
         """Advance the clock by a block, and return the positions of its tokens."""

@@ -41,12 +41,23 @@ class StreamClock:
         self._wrote_next: Bool[Tensor, " N"] | bool = False
         self.first_evictions: tuple[int | None, ...] = ()
         """As `CompressedCache.first_evictions` says."""
+        self.noted: dict[str, Bool[Tensor, ""]] = {}
+        """What may be wrong with single tokens, and whether it is, as the device knows."""
 
     @property
     def text(self) -> Int[Tensor, "N t"]:
         """What the columns were fed: ids, `PADDING`, or `UNKNOWN` for embeddings."""
         assert self._text is not None
         return self._text[:, : self.columns]
+
+    @property
+    def padded(self) -> bool:
+        """Whether a column is padding."""
+        return self.columns * len(self.rows) > sum(row.seen for row in self.rows)
+
+    def mask_with(self, new: int) -> Bool[Tensor, "N t"]:
+        """Return which columns are no padding, with so many new ones that are none."""
+        return torch.nn.functional.pad(self.text != PADDING, (0, new), value=True)
 
     @property
     def confidence(self) -> Float[Tensor, "N t"]:
@@ -67,6 +78,16 @@ class StreamClock:
                 "holds; cache.batch_repeat_interleave(n) repeats each of them n times, for beams "
                 "or several answers"
             )
+
+    def note(self, message: str, wrong: Bool[Tensor, ""]) -> None:
+        """Remember whether something was wrong in any step, without waiting for the device."""
+        self.noted[message] = wrong | self.noted.get(message, wrong)
+
+    def check_noted(self) -> None:
+        """Raise ValueError if something was wrong. Waits for the device."""
+        for message, wrong in self.noted.items():
+            if wrong:
+                raise ValueError(message)
 
     def begin(self, prompts: Sequence[int], device: Any) -> None:
         """Start with prompts of these lengths."""
@@ -146,7 +167,7 @@ class StreamClock:
         """Return a clock that goes on apart from this one."""
         other = copy(self)
         other._text = None if self._text is None else self._text.clone()
-        other._confidence = self._confidence.clone()
+        other._confidence, other.noted = self._confidence.clone(), dict(self.noted)
         return other
 
     @torch.inference_mode()

@@ -9,19 +9,22 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from kvlab.fast.huggingface.arguments import (
+    BY_TOKEN,
+    PER_TOKEN,
+    check_logits_to_keep,
+    check_past,
+    configs_of,
+    inputs_of,
+    not_text,
+    refuse_flags,
+    refuse_packed,
+    refuse_unknown,
+    setting,
+)
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.generation import how_to_go_on
 from kvlab.fast.huggingface.rotary import longest_alike
-
-BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
-"""Arguments that have something for every token of the call."""
-
-TEXT = (
-    *BY_TOKEN,
-    *("attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict"),
-    *("cache_position", "labels", "output_hidden_states", "output_attentions"),
-)
-"""Arguments of a call that only has text; all others belong to images, sounds, or the like."""
 
 
 class Forward:
@@ -29,7 +32,9 @@ class Forward:
 
     def __init__(self, model: Any, attachment: Attachment, block_size: int | None) -> None:
         self.forward, self.attachment, self.block_size = model.forward, attachment, block_size
+        self.name, self.configs = type(model).__name__, configs_of(model)
         self.signature = inspect.signature(self.forward)
+        self.taken = self.signature.parameters
         self.places_images = hasattr(model.base_model, "get_rope_index")
         """Whether the model gives the tokens of an image positions of their own (Qwen2.5-VL)."""
         self.first_position = first_position(model)
@@ -49,6 +54,7 @@ class Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = dict(kwargs)
         if args:
+            self.signature.bind_partial(*args, **kwargs)  # TypeError if one is given twice
             given |= self.signature.bind_partial(*args).arguments
         cache = given.get("past_key_values")
         if not isinstance(cache, CompressedCache) or cache.attachment is not self.attachment:
@@ -57,17 +63,28 @@ class Forward:
             return self._run(cache, given)
 
     def _run(self, cache: CompressedCache, given: dict[str, Any]) -> Any:
-        inputs = self._inputs(cache, given)
+        stated = {name: value for name, value in given.items() if value is not None}
+        refuse_flags(self.configs, stated)
+        refuse_unknown(self.name, self.taken, stated)
+        if "cache_position" in stated and not cache.generating:
+            raise ValueError("cache_position: the cache counts its tokens itself; leave it out")
+        inputs = inputs_of(stated, cache.clock.columns)
         N, m = inputs.shape[:2]
-        real = self._real(cache, given.get("attention_mask"), N, m)
+        cache.clock.check(N)
+        check_logits_to_keep(stated.get("logits_to_keep", 0), cache.clock.records_confidence)
+        real = self._real(cache, stated.get("attention_mask"), N, m)
+        if m > 1 and "position_ids" in stated:
+            refuse_packed(stated["position_ids"], real)
         size = self.block_size or m
         if m > size:
-            self._refuse_in_blocks(cache, given, m)
+            self._refuse_in_blocks(cache, stated, m)
         if cache.policy.specification.reposition:
-            self._check_positions(cache, given, real, m)
+            self._check_positions(cache, stated, real, m)
         cache.begin(inputs, real)
-        if self.places_images and _not_text(given):
+        if self.places_images and not_text(given):
             cache.model_counts_positions = True
+        if "attention_mask" not in stated and cache.clock.padded and not cache.masks_nothing:
+            given["attention_mask"] = cache.clock.mask_with(m).long()  # for layers left alone
         outputs, logits = None, []
         try:
             for first in range(0, m, size):
@@ -99,7 +116,8 @@ class Forward:
         if last - first < m:
             for name in BY_TOKEN:
                 if block.get(name) is not None:
-                    block[name] = _columns(block[name], first, last, m)
+                    rest = (slice(None),) if name == "inputs_embeds" else ()
+                    block[name] = block[name][(..., slice(first, last), *rest)]
             if block.get("attention_mask") is not None:
                 block["attention_mask"] = block["attention_mask"][:, : columns + last - first]
         self._place(cache, block, positions, first_tokens=columns == 0)
@@ -124,23 +142,24 @@ class Forward:
         """
         if cache.model_counts_positions:
             return
-        if block.get("position_ids") is None and "position_ids" in self.signature.parameters:
+        if block.get("position_ids") is None and "position_ids" in self.taken:
             block["position_ids"] = positions.clamp(min=0).long() + self.first_position
         single = positions.shape[1] == 1 and not first_tokens
-        if cache.masks_nothing and single and "attention_mask" in self.signature.parameters:
+        routed = setting(self.configs, block, "output_router_logits", True)  # its loss reads a mask
+        if cache.masks_nothing and single and not routed and "attention_mask" in self.taken:
             block["attention_mask"] = cache.no_mask(positions.device)
 
     def _logits_wanted(self, given: dict[str, Any], first: int, last: int, m: int) -> int | None:
         """Say how many logits at the end of a block the call asks for; None to change nothing."""
-        if last - first == m or "logits_to_keep" not in self.signature.parameters:
+        if last - first == m or "logits_to_keep" not in self.taken:
             return None
         keep = given.get("logits_to_keep", 0) or m
         return min(last - first, max(0, last - (m - keep)))
 
     def _refuse_other_cache(self, given: dict[str, Any]) -> NoReturn:
-        inputs, running = _inputs_of(given), getattr(self.attachment.of_thread, "runs", None)
+        ids, running = given.get("input_ids"), getattr(self.attachment.of_thread, "runs", None)
         held, limit = 0 if running is None else running.clock.columns, self.rereads
-        if inputs is not None and held and limit and held <= limit < held + inputs.shape[1]:
+        if ids is not None and held and limit and held <= limit < held + ids.shape[1]:
             raise ValueError(
                 f"a text of {held} tokens in the cache grows beyond "
                 f"original_max_position_embeddings = {limit}, where this model reads the whole "
@@ -157,23 +176,6 @@ class Forward:
             "that call it with a cache of their own (guidance_scale)"
         )
 
-    def _inputs(self, cache: CompressedCache, given: dict[str, Any]) -> Tensor:
-        inputs = _inputs_of(given)
-        if given.get("output_attentions"):
-            raise ValueError("output_attentions: attention is not kept; use compress(watch=...)")
-        if given.get("return_dict") is False:
-            raise ValueError("return_dict = False is not supported inside compress()")
-        if given.get("use_cache") is False:
-            raise ValueError("use_cache = False: a compressed cache has to be used")
-        if inputs is None:
-            raise ValueError("input_ids or inputs_embeds must be given")
-        if inputs.shape[1] == 0:
-            raise ValueError(
-                f"inputs of shape {tuple(inputs.shape)} must hold at least one token"
-                f"{how_to_go_on(cache.clock.columns)}"
-            )
-        return inputs
-
     def _refuse_in_blocks(self, cache: CompressedCache, given: dict[str, Any], m: int) -> None:
         length = max((row.seen for row in cache.clocks), default=0) + m
         if self.longest_alike is not None and given.get("position_ids") is not None:
@@ -185,15 +187,15 @@ class Forward:
                 f"{self.longest_alike} tokens, and earlier blocks would keep the first ones; call "
                 "compress() without block_size, or give at most so many tokens"
             )
-        for name in _not_text(given):
+        for name in not_text(given):
             raise ValueError(
                 f"{name} cannot be used with a prompt longer than block_size: call compress() "
                 "without block_size for prompts with more than text"
             )
-        for name in ("labels", "output_hidden_states"):
-            if given.get(name) is not None and given[name] is not False:
-                raise ValueError(f"{name} cannot be used with a prompt longer than block_size")
-        if isinstance(given.get("logits_to_keep"), Tensor):
+        flags = (setting(self.configs, given, name, True) for name in PER_TOKEN)
+        for found in (*filter(None, flags), *(["labels"] if "labels" in given else [])):
+            raise ValueError(f"{found} cannot be used with a prompt longer than block_size")
+        if not isinstance(given.get("logits_to_keep", 0), int):
             raise ValueError("logits_to_keep must be a number with a prompt longer than block_size")
 
     def _check_positions(
@@ -201,9 +203,9 @@ class Forward:
     ) -> None:
         """Refuse positions that are not the tokens' numbers: ``reposition`` counts on from these.
 
-        A single token on an accelerator is checked there, because nobody waits for it.
+        What is wrong with a single token on an accelerator is noted: nobody waits for it there.
         """
-        if self.places_images and (names := _not_text(given)):
+        if self.places_images and (names := not_text(given)):
             raise ValueError(
                 f"{names[0]} cannot be used with reposition = True, because the model gives tokens "
                 "of an image positions of their own"
@@ -211,13 +213,13 @@ class Forward:
         if (at := given.get("position_ids")) is None:
             return
         counted = cache.clock.following(real, m).to(at.device)
-        same = at.shape[-1] == m and ((at - self.first_position == counted) | (counted < 0)).all()
+        same = ((at - self.first_position == counted) | (counted < 0)).all()
         message = (
             "position_ids must count the tokens of each text, 0, 1, 2, and so on, with reposition "
             "= True, which makes a token's position its place in the cache: leave them out"
         )
-        if isinstance(same, Tensor) and m == 1 and at.device.type != "cpu":
-            torch._assert_async(same, message)  # type: ignore[attr-defined]
+        if m == 1 and at.device.type != "cpu":
+            cache.clock.note(message, ~same)
         elif not same:
             raise ValueError(message)
 
@@ -233,9 +235,9 @@ class Forward:
             raise ValueError(
                 f"attention_mask must be a tensor of shape {expected}{how_to_go_on(held)}"
             )
+        if held:
+            check_past(cache.clock, attention_mask, m)
         if m == 1 and held:
-            last = attention_mask.select(1, -1).all()
-            torch._assert_async(last, "a single token must not be padding")  # type: ignore[attr-defined]
             return None
         real = attention_mask[:, -m:].bool()
         if not real.any(dim=1).all():
@@ -248,21 +250,11 @@ class Forward:
         return None if real.all() else real
 
 
-def _inputs_of(given: dict[str, Any]) -> Tensor | None:
-    inputs = given.get("input_ids")
-    return given.get("inputs_embeds") if inputs is None else inputs
-
-
 def first_position(model: Any) -> int:
     """Return the position of a text's first token where a call gives none: RoBERTa's is not 0."""
     counting = "create_position_ids_from_input_ids"
     found = [module for module in model.get_decoder().modules() if hasattr(module, counting)]
     return found[0].padding_idx + 1 if found else 0
-
-
-def _not_text(given: dict[str, Any]) -> list[str]:
-    """Name the arguments of a call that are not about text."""
-    return [name for name, value in given.items() if value is not None and name not in TEXT]
 
 
 def _ordinary(outputs: Any) -> Any:
@@ -272,10 +264,6 @@ def _ordinary(outputs: Any) -> Any:
         if isinstance(value, Tensor):
             setattr(outputs, name, value.clone())
         elif isinstance(value, tuple):
-            setattr(outputs, name, tuple(x.clone() for x in value))
+            copies = (x.clone() if isinstance(x, Tensor) else x for x in value)
+            setattr(outputs, name, tuple(copies))
     return outputs
-
-
-def _columns(x: Tensor, first: int, last: int, m: int) -> Tensor:
-    """Return the tokens of a block, whatever axis counts them."""
-    return x[:, first:last] if x.shape[1] == m else x[..., first:last]

@@ -51,7 +51,8 @@ def _check_options(model: Any, given: dict[str, Any]) -> None:
         of_call = getattr(given.get("generation_config"), name, None)
         return given.get(name, of_call or getattr(model.generation_config, name, None))
 
-    if (kind := chosen("cache_implementation")) is not None:
+    kind = chosen("cache_implementation")
+    if kind not in (None, "hybrid"):  # which Gemma 2 and 3 come with, and transformers ignores
         raise ValueError(
             f"cache_implementation = {kind!r} makes a cache of transformers' own: inside "
             "compress(), give past_key_values=cache and cache_implementation=None"

@@ -1,0 +1,160 @@
+"""Which arguments of a model's ``forward`` `compress` computes with, and which it refuses by name.
+
+Nothing is dropped: an argument that the model or its attention would not see, or that would mean
+something else than it does with transformers' own cache, is an error before any state changes.
+"""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from kvlab.fast.huggingface.clock import StreamClock
+from kvlab.fast.huggingface.generation import how_to_go_on
+
+BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+"""Arguments that have something for every token of the call."""
+
+OF_EVERY_MODEL = (
+    *("use_cache", "logits_to_keep", "return_dict", "cache_position", "num_items_in_batch"),
+    *("output_hidden_states", "output_attentions", "output_router_logits"),
+)
+"""Arguments that transformers takes in every call, whether ``forward`` names them or not."""
+
+TEXT = (*BY_TOKEN, "attention_mask", "past_key_values", "labels", *OF_EVERY_MODEL)
+"""Arguments of a call that only has text; all others belong to images, sounds, or the like."""
+
+OF_OTHER_MEDIA = ("image_", "video_", "audio_", "vision_")
+"""How arguments begin that the parts of a model for other media take without naming them."""
+
+REFUSED_FLAGS = {
+    "output_attentions": (True, "attention is not kept; use compress(watch=...)"),
+    "return_dict": (False, "inside compress() a model returns its outputs by their names"),
+    "use_cache": (False, "a compressed cache has to be used"),
+}
+"""Flags with the value that is refused, and why."""
+
+PER_TOKEN = ("output_hidden_states", "output_router_logits")
+"""Flags for outputs of every token, of which the last block of a prompt has only its own."""
+
+OTHER_MASK = (
+    " is not the mask of the text in the cache: a call reads all that is kept of that text; leave "
+    "the mask out, or repeat the one of earlier calls"
+)
+
+
+def configs_of(model: Any) -> tuple[Any, ...]:
+    """Return the configurations that say what a call does where it does not say so itself."""
+    whole, decoder = model.config, model.config.get_text_config(decoder=True)
+    return (whole,) if decoder is whole else (whole, decoder)
+
+
+def setting(configs: tuple[Any, ...], given: Mapping[str, Any], name: str, value: bool) -> str:
+    """Say where a flag has a value: in a call or, if it leaves the flag out, in a configuration.
+
+    The text is empty if the flag has the other value.
+    """
+    if given.get(name) is not None:
+        return f"{name} = {given[name]}" if bool(given[name]) == value else ""
+    for config in configs:
+        found = getattr(config, name, None)
+        if found is not None and bool(found) == value:
+            return f"{name} = {found} in the model's configuration"
+    return ""
+
+
+def only_logits(model: Any) -> dict[str, bool]:
+    """Return arguments that take back what the configuration asks for beside logits."""
+    configs = configs_of(model)
+    return {name: False for name in PER_TOKEN if setting(configs, {}, name, True)}
+
+
+def refuse_flags(configs: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    """Raise ValueError if a call or a configuration asks for what `compress` cannot do."""
+    for name, (value, reason) in REFUSED_FLAGS.items():
+        if found := setting(configs, given, name, value):
+            raise ValueError(f"{found}: {reason}")
+
+
+def refuse_unknown(model: str, taken: Container[str], given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument that the model does not take, or only for an encoder."""
+    for name in given if "input_ids" in taken else ():
+        if name not in taken and not name.startswith(OF_OTHER_MEDIA) and name not in OF_EVERY_MODEL:
+            raise ValueError(f"{name} is no argument of {model}: leave it out")
+        if name.startswith(("encoder_", "cross_attention")):
+            raise ValueError(f"{name} belongs to cross-attention, which kvlab does not know")
+
+
+def inputs_of(given: Mapping[str, Any], held: int) -> Tensor:
+    """Return the ids or embeddings of a call, after ``held`` columns; ValueError if there are none.
+
+    Whatever has something for every token must fit them.
+    """
+    names = [name for name in BY_TOKEN[:2] if name in given]
+    if len(names) != 1:
+        raise ValueError(f"one of input_ids and inputs_embeds must be given, not {len(names)}")
+    inputs, axes = given[names[0]], 2 if names[0] == "input_ids" else 3
+    if inputs.dim() != axes or inputs.shape[1] == 0:
+        raise ValueError(
+            f"{names[0]} of shape {tuple(inputs.shape)} must have {axes} axes, and must hold at "
+            f"least one token{how_to_go_on(held)}"
+        )
+    N, m = inputs.shape[:2]
+    for name in BY_TOKEN[2:]:
+        shape = tuple(given[name].shape) if name in given else (N, m)
+        if shape[-2:] not in ((1, m), (N, m)):
+            raise ValueError(f"{name} of shape {shape} must have the shape {(N, m)} of the tokens")
+    return inputs
+
+
+def check_logits_to_keep(keep: Any, confident: bool) -> None:
+    """Raise ValueError for what names no last tokens; ``confident``: if these are always read."""
+    if isinstance(keep, int) and keep < 0:
+        raise ValueError(f"logits_to_keep = {keep} must be at least 0")
+    if confident and not isinstance(keep, int):
+        raise ValueError(
+            "logits_to_keep must be a number for a policy that uses confidence, and with watch: "
+            "the confidence is read from the logits of the last token"
+        )
+
+
+def refuse_packed(positions: Tensor, real: Bool[Tensor, "N m"] | None) -> None:
+    """Raise ValueError if the positions of a text start again: several texts would be one."""
+    if positions.dim() != 2:
+        return  # those of images rise and fall
+    real = torch.ones_like(positions).bool() if real is None else real.to(positions.device)
+    seen = positions.masked_fill(~real, -1)
+    if (real & (seen < seen.cummax(dim=-1).values)).any():
+        raise ValueError(
+            "position_ids start again within a row: several texts in one row would read each "
+            "other; give every text a row of its own"
+        )
+
+
+def check_past(clock: StreamClock, mask: Tensor, m: int) -> None:
+    """Raise ValueError if the mask of a call, [N, t], is not that of the text in the cache.
+
+    That a single token on an accelerator has another mask, or is padding, is noted: nobody waits
+    for it there.
+    """
+    single = m == 1
+    given = mask if single else mask[:, : clock.columns]
+    if clock.padded:
+        known = clock.mask_with(1 if single else 0)
+        right = given.bool().to(known.device) == known
+    else:
+        right = given
+    if single and right.device.type != "cpu":
+        clock.note(f"attention_mask of a single token{OTHER_MASK}", ~right.all())
+    elif not right.all():
+        column = int((~right.bool()).any(dim=0).nonzero()[0])
+        if column == clock.columns:
+            raise ValueError("attention_mask: a single token must not be padding")
+        raise ValueError(f"attention_mask in column {column}{OTHER_MASK}")
+
+
+def not_text(given: Mapping[str, Any]) -> list[str]:
+    """Name the arguments of a call that are not about text."""
+    return [name for name, value in given.items() if value is not None and name not in TEXT]
