@@ -68,13 +68,6 @@ class Row:
     """Why there are no figures: what the method cannot do, or what has not been run."""
     failed: bool = False
     """Whether the reason is an error in code; then commands end with exit code 1."""
-    after_eviction: After | None = None
-    """None for what evicts nothing, and where it was not counted."""
-
-    @property
-    def measures_nothing(self) -> bool:
-        """Whether nothing was evicted before any token, so that the row is the full cache's."""
-        return self.after_eviction is not None and not self.after_eviction.count
 
 
 def reason(error: Exception) -> dict[str, Any]:
@@ -89,7 +82,20 @@ def reason(error: Exception) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldRow(Row):
+class MeasuredRow(Row):
+    """A row that says how often what is measured happened."""
+
+    after_eviction: After | None = None
+    """None for what evicts nothing, and where it was not counted."""
+
+    @property
+    def measures_nothing(self) -> bool:
+        """Whether nothing was evicted before any token, so that the row is the full cache's."""
+        return self.after_eviction is not None and not self.after_eviction.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRow(MeasuredRow):
     """A row that says whether the budget was held."""
 
     holds_budget: bool | None = None
@@ -134,7 +140,7 @@ AFTER_CAPTION = (
 )
 
 
-def nothing_mark(row: Row) -> str:
+def nothing_mark(row: MeasuredRow) -> str:
     """Return the mark of a row that measures nothing, or nothing."""
     return f" {NOTHING}" if row.measures_nothing else ""
 

@@ -10,7 +10,7 @@ from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
     After,
-    Row,
+    MeasuredRow,
     check_any,
     measure_points,
     points,
@@ -30,7 +30,7 @@ from kvlab.reference.streams import Source, random_stream, run_stream
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulatedRow(Row):
+class SimulatedRow(MeasuredRow):
     """Figures over layers, KV heads and generated tokens."""
 
     entries: float | None = None

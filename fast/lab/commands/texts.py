@@ -23,7 +23,7 @@ from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
     BUDGET_CAPTION,
-    Row,
+    MeasuredRow,
     check_any,
     check_points,
 )
@@ -105,7 +105,9 @@ class _Text(Methods, Budgets, Controls, ShardedModel, Json):
         check_any([point for each in found for point in each.points])
         return replace(sweep, block_size=next(results.plan.jobs()).block_size), found
 
-    def compared(self, rows: Sequence[Row], sweep: Sweep, measure: Measure) -> dict[str, Any]:
+    def compared(
+        self, rows: Sequence[MeasuredRow], sweep: Sweep, measure: Measure
+    ) -> dict[str, Any]:
         """Test pairs, and methods against their controls; print it, or return it as data."""
         tests = paired_tests(rows, sweep.pairs, measure)
         gains = paired_tests(rows, matched(sweep.methods, sweep.runs), measure)

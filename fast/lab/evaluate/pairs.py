@@ -14,7 +14,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_shares,
     sign_flips,
 )
-from kvlab.fast.lab.points import ORACLE, Row
+from kvlab.fast.lab.points import ORACLE, MeasuredRow
 from kvlab.fast.lab.tables import Column
 
 LEVEL = 0.95
@@ -34,7 +34,7 @@ class Measure:
     sign: int = -1
     """1 where more is better, −1 where less is."""
 
-    def goodness(self, row: Row) -> float:
+    def goodness(self, row: MeasuredRow) -> float:
         """Return the mean of a row, the better the higher."""
         return self.sign * fmean(self.values(row))
 
@@ -67,7 +67,7 @@ class Test:
     """The better method, if the test shows one."""
 
 
-RowType = TypeVar("RowType", bound=Row)
+RowType = TypeVar("RowType", bound=MeasuredRow)
 Pair = tuple[RowType, RowType]
 
 
@@ -81,7 +81,7 @@ def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> Non
 
 
 def paired_tests(
-    rows: Sequence[Row], names: Sequence[tuple[str, str]], measure: Measure
+    rows: Sequence[MeasuredRow], names: Sequence[tuple[str, str]], measure: Measure
 ) -> list[Test]:
     """Test pairs of methods at every budget that both have; Holm adjusts all p-values together.
 
@@ -104,7 +104,7 @@ def paired_tests(
     ]
 
 
-def _test(first: Row, second: Row, measure: Measure, adjusted: float) -> Test:
+def _test(first: MeasuredRow, second: MeasuredRow, measure: Measure, adjusted: float) -> Test:
     one, other = measure.values(first), measure.values(second)
     only = _alone(one, other) if isinstance(one[0], bool) else None
     better = max((first, second), key=measure.goodness).method
@@ -162,7 +162,7 @@ def _by_budget(rows: Sequence[RowType], measure: Measure) -> dict[Any, list[RowT
     return {budget: group for budget, group in groups.items() if group}
 
 
-def leaders(rows: Sequence[Row], measure: Measure) -> dict[Any, frozenset[str]]:
+def leaders(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, frozenset[str]]:
     """Return per budget the methods that are not significantly worse than the best.
 
     If the best has no yes, the set is empty.

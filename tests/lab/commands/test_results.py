@@ -64,6 +64,7 @@ def test_generate_writes_what_the_reference_writes_under_a_budget(data):
     entries = {cache.positions.shape[1] for cache in written.session.caches}
     assert entries == {found["fewest_entries"]} == {found["most_entries"]}
     assert found["entry_bytes"] < found["full_bytes"]
+    assert 0 < found["after_eviction"]["count"] < found["after_eviction"]["of"] == tokens
 
 
 def test_a_model_s_own_sampling_does_not_apply():
@@ -133,6 +134,8 @@ def test_figures_are_those_of_the_replay(data, noise_file):
     assert small["mass"] == pytest.approx(np.mean([fate.mass[:, 20:].mean() for fate in fates]))
     assert small["kilobytes"] == 2 * 2 * 12 * 16 * 2 / 1024
     assert small["mass"] < large["mass"] < full["mass"] == pytest.approx(1)
+    assert [small["after_eviction"]["count"], full["after_eviction"]] == [50, None]
+    assert large["after_eviction"] == {"count": 48, "of": 50, "unit": "tokens"}
     assert 0 < small["skill"] < 1
     assert small["regret"] > large["regret"] > 0
     assert small["hits"] <= large["hits"] < full["hits"] == 1
