@@ -10,7 +10,7 @@ from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
 from kvlab.fast.lab.points import marked_budget
 from kvlab.fast.lab.sweep.compare import COLUMNS
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
-from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.tables import MISSING, Column, Table, tabulate
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,16 +38,18 @@ def stored_file(name: str) -> dict[str, Any]:
 def results(
     found: TaskSummary, specs: Collection[str] = (), budgets: Collection[str] = ()
 ) -> Table:
-    """List what a sweep or `kvlab.fast.lab.compare` found, refusals left out.
+    """List what a sweep or `kvlab.fast.lab.compare` found, without refusals and empty columns.
 
     Args:
         found: one task.
         specs: methods, and controls that the sweep added; default all methods.
         budgets: as the sweep states them; default all.
     """
-    method, _, *figures = (each for each in COLUMNS if each.heading not in ("KiB", "ms"))
+    points = _points(found, specs, budgets)
+    method, _, *others = (each for each in COLUMNS if each.heading not in ("KiB", "ms"))
     budget = Column("budget", lambda point: marked_budget(point) or "own rule")
-    return tabulate(_points(found, specs, budgets), (method, budget, *figures))
+    figures = [each for each in others if any(each.cell(point) != MISSING for point in points)]
+    return tabulate(points, (method, budget, *figures))
 
 
 def solved(found: TaskSummary, specs: Sequence[str], budgets: Collection[str] = ()) -> Picture:
