@@ -29,7 +29,7 @@ REAL := --model smollm2 --methods "streaming_llm h2o caote:h2o fast_caote:h2o to
 
 real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB, and play three of them
 	$(BIN)/kvlab models get smollm2
-	$(BIN)/kvlab perplexity $(REAL) --window 512 --windows 4 --budgets 50% $(ARGS)
+	$(BIN)/kvlab perplexity $(REAL) --window 256 --windows 12 --batch-size 12 --budgets 50% $(ARGS)
 	$(BIN)/kvlab view kvlab-report/real.html --model smollm2 --problem 0 --budget 60% \
 	  --most-values 40000 --methods "full tova h2o streaming_llm"
 
