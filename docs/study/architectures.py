@@ -104,6 +104,7 @@ def _build(architecture: str, name: str) -> Any:
     parts = [config, *(getattr(config, part) for part in config.sub_configs)]
     config = next((part for part in parts if type(part) is kind.config_class), config)
     config.is_decoder = True
+    config.get_text_config(decoder=True).use_cache = True  # Evolla's is False
     with torch.device("meta"):
         parameters = kind._from_config(config).num_parameters()
     if parameters > MOST_PARAMETERS:

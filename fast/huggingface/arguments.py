@@ -32,7 +32,7 @@ OF_OTHER_MEDIA = ("image_", "video_", "audio_", "vision_")
 REFUSED_FLAGS = {
     "output_attentions": (True, "attention is not kept; use compress(watch=...)"),
     "return_dict": (False, "inside compress() a model returns its outputs by their names"),
-    "use_cache": (False, "a compressed cache has to be used"),
+    "use_cache": (False, "a compressed cache has to be used: set use_cache to True"),
 }
 """Flags with the value that is refused, and why."""
 
