@@ -18,12 +18,13 @@ BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 """Arguments that have something for every token of the call."""
 
 OF_EVERY_MODEL = (
+    *("attention_mask", "position_ids", "past_key_values"),
     *("use_cache", "logits_to_keep", "return_dict", "cache_position", "num_items_in_batch"),
     *("output_hidden_states", "output_attentions", "output_router_logits"),
 )
 """Arguments that transformers takes in every call, whether ``forward`` names them or not."""
 
-TEXT = (*BY_TOKEN, "attention_mask", "past_key_values", "labels", *OF_EVERY_MODEL)
+TEXT = (*BY_TOKEN, "labels", *OF_EVERY_MODEL)
 """Arguments of a call that only has text; all others belong to images, sounds, or the like."""
 
 OF_OTHER_MEDIA = ("image_", "video_", "audio_", "vision_")
