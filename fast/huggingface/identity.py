@@ -106,7 +106,7 @@ def _idle(model: Any) -> Iterator[str]:
     for path, module in model.named_modules(remove_duplicate=False):
         if hasattr(module, "adapter_layer_names"):
             for name in (*module.adapter_layer_names, *module.other_param_names):
-                weights = getattr(module, name, None)
+                weights: Any = getattr(module, name, None)
                 if hasattr(weights, "keys"):
                     others = set(weights.keys()) - set(_adapters_used(module))
                     yield from (f"{path}.{name}.{each}." for each in others)
