@@ -79,7 +79,12 @@ def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
 
 def count_layers(model: str | Path) -> int:
     """Return how many layers a model's configuration names; errors are those of `load`."""
-    return _load_light(model, AutoConfig).get_text_config(decoder=True).num_hidden_layers
+    return load_configuration(model).get_text_config(decoder=True).num_hidden_layers
+
+
+def load_configuration(model: str | Path) -> Any:
+    """Load the configuration alone; models and errors are those of `load`."""
+    return _load_light(model, AutoConfig)
 
 
 def _load_light(model: str | Path, loader: Any) -> Any:

@@ -63,7 +63,12 @@ def sweep(settings: _SweepSettings) -> None:
     if not settings.dry_run:
         check_output("out", directory / running.PLAN)
     say_notes(wanted.methods)
-    plan = make_plan(wanted)
+    device = None
+    if settings.engine == "ray" and wanted.backend == "fast":
+        from kvlab.fast.lab.sweep.cluster import device_of_workers
+
+        device = device_of_workers(settings.gpus)
+    plan = make_plan(wanted, device)
     plan.check_methods()
     if settings.dry_run:
         missing = len(Results(plan, running.read_rows(directory)).missing())

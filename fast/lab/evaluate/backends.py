@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,12 @@ Measured = tuple[Measurement, np.ndarray]
 
 NAMES = ("fast", "reference")
 
+PACKAGES = {"fast": ("torch", "transformers"), "reference": ("numpy",)}
+"""The packages that compute, besides kvlab."""
+
+AS_STORED = "as stored"
+"""Number format of a model whose configuration names none."""
+
 
 def default_backend() -> str:
     """Return ``fast`` where PyTorch and transformers are installed, else ``reference``."""
@@ -41,6 +48,37 @@ def load_backend(name: str, model: str | Path, **how: str | None) -> "Backend":
     """
     check_choice(NAMES, backend=name)
     return FastBackend(model, **how) if name == "fast" else ReferenceBackend(model)
+
+
+def versions_of(backend: str) -> str:
+    """Return the packages that compute with their versions, but not for which device they are."""
+    return ", ".join(f"{each} {version(each).partition('+')[0]}" for each in PACKAGES[backend])
+
+
+def device_here(backend: str) -> str:
+    """Return what computes on this machine: ``cpu``, or the name of the first GPU."""
+    if backend == "reference":
+        return "cpu"
+    import torch
+
+    return device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def device_name(device: Any) -> str:
+    """Return a GPU's name, or the kind of another device."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def dtype_of(model: str | Path, backend: str) -> str:
+    """Return the number format in which a backend loads a model, without loading it."""
+    if backend == "reference":
+        return "float64"
+    from kvlab.fast.models.loading import load_configuration
+
+    dtype = load_configuration(model).dtype
+    return AS_STORED if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def load_encoder(model: str | Path, backend: str) -> Callable[[str], list[int]]:
@@ -95,6 +133,10 @@ class Backend(ABC):
 
     encode: Callable[[str], list[int]]
 
+    device: str
+    """As `device_name` says it; several are separated by commas."""
+    dtype: str
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return text, special tokens included."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
@@ -119,6 +161,7 @@ class ReferenceBackend(Backend):
     def __init__(self, model: str | Path) -> None:
         self.model = Transformer.from_directory(Path(model))
         self.tokenizer = load_tokenizer(Path(model))
+        self.device, self.dtype = device_here("reference"), dtype_of(model, "reference")
         self.encode = load_encoder(model, "reference")
 
     def write(self, policy: Policy, request: Request) -> list[Answer]:
@@ -163,6 +206,9 @@ class FastBackend(Backend):
 
         network, self.tokenizer = load(model, **({"dtype": "auto"} | how))
         self.model: Any = network
+        devices = dict.fromkeys(each.device for each in network.parameters())
+        self.device = ", ".join(dict.fromkeys(map(device_name, devices)))
+        self.dtype = str(network.dtype).removeprefix("torch.")
         self.encode = lambda text: self.tokenizer(text)["input_ids"]
 
     def write(self, policy: Policy, request: Request) -> list[Answer]:

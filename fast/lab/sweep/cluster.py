@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from kvlab.fast.lab.benchmarks.results import versions
+from kvlab.fast.lab.evaluate.backends import device_here
 from kvlab.fast.lab.sweep.jobs import Failure, Found, Result, attempt
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.reference.methods import discover
@@ -75,6 +76,18 @@ def on_cluster(
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
+
+
+def device_of_workers(gpus: float | None) -> str | None:
+    """Return what computes on the cluster; None without an address, as it is this machine then."""
+    if not os.environ.get(ADDRESS):
+        return None
+    with connected():
+        options: Any = {"num_cpus": 1, "num_gpus": gpus_per_worker(gpus)}
+        try:
+            return ray.get(ray.remote(**options)(device_here).remote("fast"))
+        except RayError as error:
+            raise ConnectionError(f"the cluster cannot run kvlab: {_one_line(error)}") from None
 
 
 def gpus_per_worker(asked: float | None) -> float:

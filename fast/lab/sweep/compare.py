@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -65,6 +65,8 @@ class Comparison:
     summary: TaskSummary
     """Every method at every budget, with intervals."""
     seconds: float
+    provenance: Mapping[str, str]
+    """As `Plan.provenance` says it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -72,6 +74,7 @@ class Comparison:
             "settings": asdict(self.sweep),
             **self.summary.plain(),
             "seconds": self.seconds,
+            "provenance": self.provenance,
         }
 
 
@@ -98,9 +101,10 @@ def compare(
             f"models = {sweep.models} and tasks = {sweep.tasks} must be one model and one task"
         )
     sweep = replace(sweep, measured=sweep.measured or sweep.problems)
-    (summary,) = summarise(run_in_memory(sweep, workers, report, tell))
+    results = run_in_memory(sweep, workers, report, tell)
+    (summary,) = summarise(results)
     check_any(summary.points)
-    return Comparison(sweep, summary, time.perf_counter() - started)
+    return Comparison(sweep, summary, time.perf_counter() - started, results.plan.provenance)
 
 
 def run_in_memory(
@@ -132,6 +136,8 @@ def run_in_memory(
     for model in reversed(plan.fingerprints):  # so that errors come before processes are started
         place = model_location(model, hub=sweep.backend == "fast")
         backend = load_backend(sweep.backend, place, **loading)
+        dtypes = {**plan.dtypes, model: backend.dtype}
+        plan = replace(plan, device=backend.device, dtypes=dtypes)
     engine = partial(in_this_process, backend=backend)
     if workers:
         engine, backend = partial(in_processes, workers=workers), None

@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import groupby
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from traceback import format_exc
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.fast.lab.evaluate.backends import (
+    AS_STORED,
     Answer,
     Backend,
     FastBackend,
@@ -27,7 +29,7 @@ from kvlab.fast.lab.evaluate.backends import (
 )
 from kvlab.fast.lab.evaluate.tasks import Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, reason, tokens_after
-from kvlab.fast.lab.sweep.plan import Job
+from kvlab.fast.lab.sweep.plan import Job, fingerprint
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.accounting import most_entries
@@ -284,7 +286,22 @@ def _place(job: Job) -> tuple[str, str]:
 
 
 def _backend(job: Job) -> Backend:
-    return _once("model", _place(job), lambda: load_backend(*_place(job)))
+    return _once("model", _place(job), lambda: _planned(job, load_backend(*_place(job))))
+
+
+def _planned(job: Job, backend: Backend) -> Backend:
+    """Return a backend; ValueError if it is not what the job was planned for."""
+    _, location = _place(job)
+    dtype = backend.dtype if job.dtype == AS_STORED else job.dtype
+    mark = job.fingerprint if Path(location).is_dir() else fingerprint(location)
+    for what, planned, found in (
+        ("device", job.device, backend.device),
+        ("number format", dtype, backend.dtype),
+        ("revision", job.fingerprint, mark),
+    ):
+        if planned not in ("", found):
+            raise ValueError(f"the {what} of {job.model} is {found} here, and the plan's {planned}")
+    return backend
 
 
 def _questions(job: Job) -> list[Question]:

@@ -20,7 +20,7 @@ from kvlab.fast.lab.evaluate.controls import controls_of
 from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE
-from kvlab.fast.models import model_location
+from kvlab.fast.models import model_location, stored_directory
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import takes_budget, with_seed
@@ -301,7 +301,7 @@ class Job:
     model: str
     """As the sweep names it."""
     fingerprint: str
-    """Hash of the model's files; for an id on the hub, the id."""
+    """As `fingerprint` returns it."""
     task: str
     seed: int
     method: str
@@ -322,13 +322,19 @@ class Job:
     """Hash of the source from outside, if the method comes from there."""
     text: str = ""
     """Hash of the file that the task reads."""
+    device: str = ""
+    """What computes: ``cpu``, or a GPU by its name."""
+    dtype: str = ""
+    """Number format in which the model is loaded."""
+    versions: str = ""
+    """The packages that compute, besides kvlab."""
 
     @property
     def id(self) -> str:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
-        for name in ("to_first_error", "block_size", "drafts", "kvlab", "outside", "text"):
+        for name in (each.name for each in fields(self) if each.default is not MISSING):
             if not content[name]:
                 del content[name]  # so that results from before this field keep their names
         text = json.dumps(content, sort_keys=True)
@@ -367,6 +373,21 @@ class Plan:
     """Hash of the file that each task reads, if it reads one."""
     blocks: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per model and task that is rated in blocks of no stated size, the size: `Rated.block_for`."""
+    device: str = ""
+    """What computes; like ``dtypes`` and ``versions`` empty where that was not noted yet."""
+    dtypes: dict[str, str] = field(default_factory=dict)
+    """Number format of each model."""
+    versions: str = ""
+    """The packages that compute, besides kvlab."""
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """Say where and with what results were computed, by names for people."""
+        formats = {
+            f"number format of {model}": self.dtypes.get(model) for model in self.fingerprints
+        }
+        known = {"device": self.device, "computed with": self.versions, **formats}
+        return {name: value or "not recorded" for name, value in known.items()}
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs; those of one model and seed follow each other, so that reports can begin.
@@ -401,6 +422,9 @@ class Plan:
                     kvlab=self.kvlab,
                     outside=self.outside if from_outside(method) else "",
                     text=self.texts.get(part.task, ""),
+                    device=self.device,
+                    dtype=self.dtypes.get(model, ""),
+                    versions=self.versions,
                 )
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
@@ -424,20 +448,26 @@ class Plan:
                 raise ValueError(f"methods: {spec}: {error}") from None
 
 
-def make_plan(sweep: Sweep) -> Plan:
-    """Look up models and lengths.
+def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
+    """Look up models and lengths; ``device`` None is that of this machine.
 
     Raises:
         FileNotFoundError: if a model directory is incomplete.
         ValueError: if a model's tokenizer cannot be loaded, two names are of one model, or a budget
             is too large.
     """
-    plan = Plan(sweep, {}, {}, {}, version("kvlab"))
+    plan = Plan(
+        *(sweep, {}, {}, {}, version("kvlab")),
+        device=device or backends.device_here(sweep.backend),
+        versions=backends.versions_of(sweep.backend),
+    )
     if any(map(from_outside, sweep.methods)):
         plan = replace(plan, outside=methods.discover())
     for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
         location = model_location(model, hub=sweep.backend == "fast")
-        encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)
+        encode = backends.load_encoder(location, sweep.backend)
+        plan.dtypes[model] = backends.dtype_of(location, sweep.backend)
+        mark = fingerprint(location)
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
         plan.fingerprints[model], plan.lengths[model], plan.entries[model] = mark, {}, {}
@@ -483,10 +513,14 @@ WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "a
 
 
 def fingerprint(location: str) -> str:
-    """Hash model and tokenizer in a model directory; an id on the hub stays as it is."""
+    """Hash model and tokenizer in a model directory; return an id on the hub with its revision.
+
+    The revision is that which was read last; an id of which nothing was read stays as it is.
+    """
     directory = Path(location)
     if not directory.is_dir():
-        return location
+        stored = stored_directory(location)
+        return f"{location}@{Path(stored).name}" if stored else location
     total = hashlib.sha256()
     for path in sorted(directory.iterdir()):
         if path.name.startswith(WHAT_MATTERS) or path.suffix == ".safetensors":

@@ -90,7 +90,8 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     """Write a comparison as one HTML page that needs no network."""
     summary, methods = comparison.summary, comparison.sweep.methods
     title = f"KV-cache compression compared: {summary.task}, model {summary.model}"
-    write_html([Heading(title, 1), *_task_blocks(summary, path.stem, methods)], path)
+    where = Text(f"{'; '.join(f'{k}: {v}' for k, v in comparison.provenance.items())}.")
+    write_html([Heading(title, 1), *_task_blocks(summary, path.stem, methods), where], path)
 
 
 def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
@@ -139,6 +140,7 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
     return {
         "sweep": to_plain(stored.plan.sweep),
         "run": {**stored.run, "outside": stored.plan.outside},
+        "provenance": stored.plan.provenance,
         "missing_jobs": len(stored.missing()),
         "tasks": tasks,
     }
@@ -164,7 +166,7 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     setting = [f"export {OUTSIDE}={shlex.quote(outside)}"] if outside else []
     commands = (*setting, "kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
     yield Code("\n".join([*commands, f"# last run: {run['command']}"]))
-    versions = {**run["versions"], "machine": run["machine"]}
+    versions = {**stored.plan.provenance, **run["versions"], "machine": run["machine"]}
     versions |= {f"model {name}": mark for name, mark in stored.plan.fingerprints.items()}
     versions |= {"source of outside methods": stored.plan.outside} if outside else {}
     yield Table(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)

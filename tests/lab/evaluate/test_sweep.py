@@ -8,6 +8,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sweeping import SMALL, Gate, kvlab, results
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
 from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, only, read_sweep
@@ -97,10 +99,47 @@ def test_an_id_changes_with_all_that_results_depend_on(small):
         "measured": 0,
         "kvlab": "0.0.1",
         "outside": "another source",
+        "device": "NVIDIA H100",
+        "dtype": "bfloat16",
+        "versions": "numpy 1.0",
     }
     changed = [replace(job, **{name: value}).id for name, value in changes.items()]
     assert len({job.id, *changed}) == len(changes) + 1
     assert replace(job, model="elsewhere").id == job.id
+
+
+def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeypatch):
+    wanted = {
+        "methods": ["h2o"],
+        "budgets": [40],
+        "problems": 1,
+        "tasks": ["jumps@fewest=3,most=4"],
+    }
+    sweep = make_sweep({**wanted, "models": ["jumps"]})
+    plan, here = make_plan(sweep), backends.device_here("fast")
+    packages = f"torch {version('torch').partition('+')[0]}, transformers {version('transformers')}"
+    assert (plan.device, plan.dtypes, plan.versions) == (here, {"jumps": "float32"}, packages)
+    assert run_sweep(plan, tmp_path, in_this_process).done == 1
+    monkeypatch.setattr(backends, "device_here", lambda backend: "NVIDIA H100")
+    for changed, message in (
+        (make_plan(sweep), f"device of jumps is {here} here, and the plan's NVIDIA H100"),
+        (replace(plan, dtypes={"jumps": "float16"}), "number format of jumps is float32 here, and"),
+        (replace(plan, versions="torch 9, transformers 9"), None),
+        (plan, None),
+    ):
+        ran = run_sweep(changed, tmp_path, in_this_process)
+        if message:
+            ((_, failure),) = ran.failures
+            assert message in failure.reason
+        else:
+            assert ran.done == (changed is not plan)
+
+
+def test_a_model_of_the_hub_is_one_revision_of_it(monkeypatch):
+    at = "kvlab.fast.lab.sweep.plan.stored_directory"
+    monkeypatch.setattr(at, {"some/model": "/hub/snapshots/0123abc"}.get)
+    assert fingerprint("some/model") == "some/model@0123abc"
+    assert fingerprint("other/model") == "other/model"
 
 
 def test_only_methods_that_draw_are_given_the_seed():
@@ -285,6 +324,13 @@ def test_a_stored_sweep_says_how_it_was_run(small):
     assert stored.missing() == []
     assert {"python", "commit", "kvlab", "pyarrow"} <= stored.run["versions"].keys()
     assert stored.run["command"].startswith("kvlab")
+    assert stored.plan.provenance == {
+        "device": "cpu",
+        "computed with": f"numpy {version('numpy')}",
+        "number format of reasoner": "float64",
+    }
+    before = replace(stored.plan, device="", dtypes={}, versions="")
+    assert set(before.provenance.values()) == {"not recorded"}
 
 
 def test_a_damaged_plan_is_refused(tmp_path):
