@@ -25,6 +25,7 @@ from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import english
 from study.observations import problem_passages
+from study.rounded_weights import round_weights
 
 FIGURES = ("output_error", "kl", "agreement", "entries", "average_bits")
 """What is kept of a `Measurement`: means over the fed tokens."""
@@ -61,9 +62,14 @@ def main(
     passages: Annotated[int, typer.Option(min=2, help="Texts.")] = 5,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens that are read at once.")] = 960,
     fed: Annotated[int, typer.Option(min=1, help="Tokens that are fed after them.")] = 64,
+    weights: Annotated[
+        str | None, typer.Option(help="Round weights, as Q4_1 does; default: as they are.")
+    ] = None,
 ) -> None:
     """Measure output errors; an embedded model reads its problems, any other one the novel."""
     backend = FastBackend(model_location(model))
+    if weights is not None:
+        round_weights(backend.model, weights)
     if model in EMBEDDED:
         texts = problem_passages(backend.tokenizer, passages)
     else:
@@ -72,7 +78,13 @@ def main(
     entries = [budget_entries(each, length) for each in budgets.split(",")]
     lengths = [[len(text.prompt), len(text.rated)] for text in texts]
     rows: list[dict[str, Any]] = []
-    result = {"model": model, "texts": lengths, "versions": versions(), "rows": rows}
+    result = {
+        "model": model,
+        "weights": weights,
+        "texts": lengths,
+        "versions": versions(),
+        "rows": rows,
+    }
     for row in measure(backend, texts, list(points(methods.split(";"), entries))):
         rows.append(row)
         write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS
 
@@ -22,6 +23,7 @@ from study.observations import (
     read,
     recurrence_figures,
 )
+from study.rounded_weights import round_weights
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +106,20 @@ def test_the_command_measures_and_its_file_is_read(tmp_path, capsys):
     assert [text["kind"] for text in found] == ["written", "written"]
     assert found[0]["figures"].keys() == found[1]["figures"].keys() > {"MRI > 1, α = 0.0005"}
     assert "2: written" in capsys.readouterr().out
+
+
+def test_weights_are_rounded_to_sixteen_levels_of_32_numbers():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.LayerNorm(8))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    round_weights(model, "Q4_1")
+    matrix, *vectors = (parameter.detach() for parameter in model.parameters())
+    blocks, old = matrix.reshape(-1, 32), before[0].reshape(-1, 32)
+    assert all(2 < len(block.unique()) <= 16 for block in blocks)
+    steps = (old.amax(dim=1) - old.amin(dim=1)) / 15
+    assert ((blocks - old).abs() <= 0.55 * steps[:, None]).all(), "half a step, of float16"
+    assert all(map(torch.equal, vectors, before[1:]))
+    with pytest.raises(ValueError, match="weights = 'Q2_K' must be one of 'Q4_0', 'Q4_1', 'Q8_0'"):
+        round_weights(model, "Q2_K")
 
 
 def test_output_errors_are_none_where_nothing_is_evicted_and_are_written(tmp_path):
