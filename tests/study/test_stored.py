@@ -23,7 +23,11 @@ def observed(place, figures):
 
 
 def output_error(place, name):
-    rows = {row["method"]: row["figures"] for row in stored_file(f"output_errors_{REAL}")["rows"]}
+    asked = re.search(r"--model (\w+)", place.command)
+    rounded = "_q4_1" if "--weights Q4_1 " in place.command else ""
+    assert asked and place.where.endswith("Q4_1 stores them") == bool(rounded)
+    found = stored_file(f"output_errors_{asked[1]}{rounded}")
+    rows = {row["method"]: row["figures"] for row in found["rows"]}
     first, *second = (np.array(rows[each]["output_error"]) for each in name.split(" less "))
     return mean_interval(list(first - sum(second)))
 
@@ -50,7 +54,7 @@ def of_sweep(place, name):
     ("command", "rows", "figures_of"),
     [
         (f"study.observations --model {REAL}", 8, observed),
-        (f"study.output_errors --model {REAL}", 2, output_error),
+        ("study.output_errors --model", 11, output_error),
         ("kvlab sweep docs/study/results", 58, of_sweep),
     ],
 )
