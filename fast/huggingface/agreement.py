@@ -96,7 +96,8 @@ def check_agreement(cache: CompressedCache) -> tuple[str, ...]:
 
 
 def _key(model: Any) -> tuple[Any, ...]:
-    return (type(model), model.config.to_json_string(use_diff=False), model.dtype, model.device)
+    parts = frozenset(map(type, model.modules()))  # adapters and quantised layers replace some
+    return (parts, model.config.to_json_string(use_diff=False), model.dtype, model.device)
 
 
 def reads_in_pieces(model: Any) -> bool:

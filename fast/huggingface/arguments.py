@@ -79,6 +79,16 @@ def refuse_flags(configs: tuple[Any, ...], given: Mapping[str, Any]) -> None:
             raise ValueError(f"{found}: {reason}")
 
 
+def refuse_checkpointing(model: Any) -> None:
+    """Raise ValueError if a part of the model trains with gradient checkpointing."""
+    for module in model.modules():
+        if module.training and getattr(module, "gradient_checkpointing", False):
+            raise ValueError(
+                f"{type(model).__name__} trains with gradient checkpointing, which drops the "
+                "cache: call model.eval(), or use it without compress()"
+            )
+
+
 def refuse_unknown(model: str, taken: Container[str], given: Mapping[str, Any]) -> None:
     """Raise ValueError for an argument that the model does not take, or only for an encoder."""
     for name in given if "input_ids" in taken else ():

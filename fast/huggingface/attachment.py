@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvlab.fast.huggingface.arguments import configs_of, refuse_flags
+from kvlab.fast.huggingface.arguments import configs_of, refuse_checkpointing, refuse_flags
 from kvlab.fast.huggingface.attention import IMPLEMENTATION
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 from kvlab.fast.huggingface.forward import Forward
@@ -50,11 +50,7 @@ def check_model(model: Any) -> None:
             "the model is compressed already: leave the other compress() first, or call close() "
             "on the cache that it gave"
         )
-    if model.training and model.is_gradient_checkpointing:
-        raise ValueError(
-            f"{name} trains with gradient checkpointing, which drops the cache: call model.eval() "
-            "before compress()"
-        )
+    refuse_checkpointing(model)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
+from kvlab.fast.huggingface.adapters import without_wrapper
 from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache
@@ -40,7 +41,8 @@ def compress(
     cache's ``close()`` is called.
 
     Args:
-        model: a decoder of transformers whose attention goes through its attention interface.
+        model: a decoder of transformers whose attention goes through its attention interface,
+            also one that PEFT has wrapped with adapters in its layers, such as LoRA.
         policy: registry syntax such as ``"h2o@every=25"``, or a policy.
         budget: entries kept per KV head and layer, where the method takes one; ``"25%"`` is that
             share of the tokens of the first call, of its longest sequence, rounded up.
@@ -63,6 +65,7 @@ def compress(
     if isinstance(policy, str) and isinstance(budget, str):
         policy_for = _sized(policy, budget, options)
     policy = policy_for(LONG) if policy_for else _policy_of(policy, budget, options)
+    model = without_wrapper(model)
     check_model(model)
     cache = CompressedCache(model, policy, watch, policy_for)
     if policy.specification.reposition:

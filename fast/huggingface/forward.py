@@ -17,6 +17,7 @@ from kvlab.fast.huggingface.arguments import (
     configs_of,
     inputs_of,
     not_text,
+    refuse_checkpointing,
     refuse_flags,
     refuse_packed,
     refuse_unknown,
@@ -32,6 +33,7 @@ class Forward:
 
     def __init__(self, model: Any, attachment: Attachment, block_size: int | None) -> None:
         self.forward, self.attachment, self.block_size = model.forward, attachment, block_size
+        self.model = model
         self.name, self.configs = type(model).__name__, configs_of(model)
         self.signature = inspect.signature(self.forward)
         self.taken = self.signature.parameters
@@ -52,6 +54,11 @@ class Forward:
         return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                "a step of a compressed cache cannot be compiled as one graph (fullgraph = True): "
+                "compile the model without fullgraph, or not at all"
+            )
         given = dict(kwargs)
         if args:
             self.signature.bind_partial(*args, **kwargs)  # TypeError if one is given twice
@@ -64,8 +71,31 @@ class Forward:
 
     def _run(self, cache: CompressedCache, given: dict[str, Any]) -> Any:
         stated = {name: value for name, value in given.items() if value is not None}
+        inputs, real = self._checked(cache, stated)
+        m = inputs.shape[1]
+        cache.begin(inputs, real)
+        if self.places_images and not_text(given):
+            cache.model_counts_positions = True
+        if "attention_mask" not in stated and cache.clock.padded and not cache.masks_nothing:
+            given["attention_mask"] = cache.clock.mask_with(m).long()  # for layers left alone
+        try:
+            outputs = self._run_blocks(cache, given, real, m)
+        except BaseException:
+            cache.broken = True
+            raise
+        trains = self.model.training or "labels" in stated or inputs.requires_grad
+        if trains and torch.is_grad_enabled():
+            _refuse_gradients(outputs)
+        return outputs
+
+    def _checked(
+        self, cache: CompressedCache, stated: dict[str, Any]
+    ) -> tuple[Tensor, Bool[Tensor, "N m"] | None]:
+        """Return the inputs of a call, and which are no padding; ValueError if one is wrong."""
         refuse_flags(self.configs, stated)
         refuse_unknown(self.name, self.taken, stated)
+        if self.model.training:
+            refuse_checkpointing(self.model)
         if "cache_position" in stated and not cache.generating:
             raise ValueError("cache_position: the cache counts its tokens itself; leave it out")
         inputs = inputs_of(stated, cache.clock.columns)
@@ -75,25 +105,19 @@ class Forward:
         real = self._real(cache, stated.get("attention_mask"), N, m)
         if m > 1 and "position_ids" in stated:
             refuse_packed(stated["position_ids"], real)
-        size = self.block_size or m
-        if m > size:
+        if m > (self.block_size or m):
             self._refuse_in_blocks(cache, stated, m)
         if cache.policy.specification.reposition:
             self._check_positions(cache, stated, real, m)
-        cache.begin(inputs, real)
-        if self.places_images and not_text(given):
-            cache.model_counts_positions = True
-        if "attention_mask" not in stated and cache.clock.padded and not cache.masks_nothing:
-            given["attention_mask"] = cache.clock.mask_with(m).long()  # for layers left alone
-        outputs, logits = None, []
-        try:
-            for first in range(0, m, size):
-                last = min(first + size, m)
-                outputs = self._run_block(cache, given, real, first, last, m)
-                logits.append(outputs.logits)
-        except BaseException:
-            cache.broken = True
-            raise
+        return inputs, real
+
+    def _run_blocks(
+        self, cache: CompressedCache, given: dict[str, Any], real: Tensor | None, m: int
+    ) -> Any:
+        outputs, logits, size = None, [], self.block_size or m
+        for first in range(0, m, size):
+            outputs = self._run_block(cache, given, real, first, min(first + size, m), m)
+            logits.append(outputs.logits)
         assert outputs is not None
         if len(logits) > 1:
             outputs.logits = torch.cat([part for part in logits if part is not None], dim=1)
@@ -255,6 +279,28 @@ def first_position(model: Any) -> int:
     counting = "create_position_ids_from_input_ids"
     found = [module for module in model.get_decoder().modules() if hasattr(module, counting)]
     return found[0].padding_idx + 1 if found else 0
+
+
+def _refuse_gradients(outputs: Any) -> None:
+    for name in ("logits", "loss"):
+        if isinstance(outputs.get(name), Tensor):
+            anchor = torch.zeros((), requires_grad=True)
+            outputs[name] = _NoGradient.apply(outputs[name], anchor)
+
+
+class _NoGradient(torch.autograd.Function):
+    """Says on the way back why there are no gradients; PyTorch's own error does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise RuntimeError(
+            "inside compress() the model computes without gradients: leave the context before "
+            "loss.backward(), and train without a compressed cache"
+        )
 
 
 def _ordinary(outputs: Any) -> Any:

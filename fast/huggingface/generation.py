@@ -12,6 +12,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from kvlab.fast.huggingface.adapters import without_wrapper
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.clock import PADDING, UNKNOWN
 
@@ -25,6 +26,7 @@ def checked_generate(model: Any, attachment: Attachment) -> Callable[..., Any]:
     def generate(*args: Any, **kwargs: Any) -> Any:
         given = {**signature.bind_partial(*args).arguments, **kwargs}
         _check_options(model, given)
+        without_wrapper(getattr(model.prepare_inputs_for_generation, "__self__", None))
         cache = given.get("past_key_values")
         if not isinstance(cache, CompressedCache) or cache.attachment is not attachment:
             return original(*args, **kwargs)  # the model's forward refuses it

@@ -55,6 +55,48 @@ def test_a_model_that_is_not_the_right_one_is_refused_with_the_right_one(made, m
         pass
 
 
+@pytest.mark.parametrize("part", ["the model", "a layer"])
+def test_checkpointing_that_begins_inside_is_refused_by_its_name(part):
+    model, inputs = copy.deepcopy(tiny("llama")), prompts([9])
+    with compress(model, "full") as cache:
+        model.gradient_checkpointing_enable()
+        model.train()
+        with pytest.raises(ValueError, match=r"trains with gradient checkpointing.*model\.eval"):
+            model(**inputs, past_key_values=cache)
+        model.eval()
+        model(**inputs, past_key_values=cache)  # nothing was broken
+    if part == "a layer":
+        model.model.layers[1].train()
+        with pytest.raises(ValueError, match="gradient checkpointing"), compress(model, "full"):
+            pass
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_loss_says_that_there_are_no_gradients(training):
+    model, inputs = copy.deepcopy(tiny("llama")).train(training), prompts([9])
+    with compress(model, "full") as cache:
+        found = model(**inputs, labels=inputs["input_ids"], past_key_values=cache)
+        with pytest.raises(
+            RuntimeError, match=r"compress\(\) the model computes without gradients"
+        ):
+            found.loss.backward()
+        cache.reset()
+        with torch.no_grad():
+            found = model(**inputs, labels=inputs["input_ids"], past_key_values=cache)
+    assert not found.loss.requires_grad and all(x.grad is None for x in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_is_not_compiled_as_one_graph():
+    model, inputs = copy.deepcopy(tiny("llama")), prompts([9])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with (
+        compress(model, "full") as cache,
+        pytest.raises(RuntimeError, match=r"cannot be compiled as one graph \(fullgraph = True\)"),
+    ):
+        compiled(**inputs, past_key_values=cache)
+
+
 @pytest.mark.parametrize(
     ("error", "arguments", "message"),
     [

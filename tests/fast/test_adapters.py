@@ -1,0 +1,54 @@
+"""Models that PEFT has wrapped are compressed as they are, or refused with the adapter's name."""
+
+import copy
+
+import peft
+import pytest
+import torch
+from models import GREEDY, prompts, tiny
+from tolerances import FLOAT32_LOGITS
+
+from kvlab.fast import compress
+
+LORA = peft.LoraConfig(
+    target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False
+)
+LEARNED = [peft.PrefixTuningConfig, peft.PromptTuningConfig]
+
+
+def wrapped(config):
+    torch.manual_seed(2)
+    return peft.get_peft_model(copy.deepcopy(tiny("llama", torch.float32)), config).eval()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["the wrapper", "the model inside"])
+def test_a_wrapped_model_writes_with_its_adapters(inside):
+    model, inputs = wrapped(LORA), prompts([21, 13])
+    given = model.get_base_model() if inside else model
+    asked = {**inputs, **GREEDY, "max_new_tokens": 8}
+    expected = model.generate(**asked)
+    with model.disable_adapter():
+        assert not torch.equal(model.generate(**asked).sequences, expected.sequences)
+    with compress(given, "full") as cache:
+        found = model.generate(**asked, past_key_values=cache)
+        cache.reset()
+        logits = model(**inputs, past_key_values=cache).logits
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(
+        logits[:, -1], expected.logits[0], rtol=0, atol=FLOAT32_LOGITS * logits.std()
+    )
+    assert torch.equal(model.generate(**asked).sequences, expected.sequences)
+    assert "forward" not in vars(model.get_base_model())
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+def test_learned_prompts_are_refused_by_name(kind):
+    model = wrapped(kind(num_virtual_tokens=5, task_type="CAUSAL_LM"))
+    refused = pytest.raises(ValueError, match=r"adapter 'default' of PeftModelForCausalLM.*learned")
+    with refused, compress(model, "full"):
+        pass
+    assert model.get_base_model().config._attn_implementation != "kvlab"
+    with compress(model.get_base_model(), "full") as cache:
+        with refused:
+            model.generate(**prompts([12]), past_key_values=cache)
+        assert cache.clock.columns == 0
