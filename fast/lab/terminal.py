@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
@@ -21,32 +22,46 @@ Report = Callable[[int, int, str], None]
 """A long computation calls it with the steps done, the steps in all, and what it is doing."""
 
 
-def progress(transient: bool = False) -> Progress:
-    """Return a progress bar on stderr; a transient bar leaves nothing behind.
-
-    What is printed meanwhile appears above the bar, and goes into a pipe if stdout is one.
-    """
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=errors,
-        transient=transient,
-        redirect_stdout=sys.stdout.isatty(),
-    )
+EVERY = 10.0
+"""Seconds between two lines about a computation, where stderr is no terminal."""
 
 
 @contextmanager
 def reporting(transient: bool = False) -> Iterator[Report]:
-    """Show on a progress bar what a computation reports."""
-    with progress(transient) as bar:
+    """Show on stderr what a computation reports: on a progress bar, or line by line in a file.
+
+    A transient bar leaves nothing behind. What is printed meanwhile appears above the bar, and goes
+    into a pipe if stdout is one.
+    """
+    if not errors.is_terminal:
+        yield _lines()
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=errors,
+        transient=transient,
+        redirect_stdout=sys.stdout.isatty(),
+    ) as bar:
         task = bar.add_task("starting", total=None)
 
         def report(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=escape(what))
 
         yield report
+
+
+def _lines() -> Report:
+    said = time.monotonic()
+
+    def report(done: int, total: int, what: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            errors.print(f"{done} of {total}: {what}", markup=False, soft_wrap=True)
+
+    return report
 
 
 def working(what: str) -> Status:

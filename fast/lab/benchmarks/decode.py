@@ -25,7 +25,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.progress import Progress
 
 from kvlab.fast.lab.benchmarks.contenders import (
     Contender,
@@ -35,9 +34,9 @@ from kvlab.fast.lab.benchmarks.contenders import (
     kvpress,
     stock,
 )
+from kvlab.fast.lab.benchmarks.measuring import Once, measuring
 from kvlab.fast.lab.benchmarks.results import Out, write
-from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, fetched, tiny_llama
-from kvlab.fast.lab.terminal import progress
+from kvlab.fast.lab.benchmarks.workload import ENTRIES, Outcome, Run, fetched, tiny_llama
 from kvlab.fast.models import model_location
 
 SCHEMA = 2
@@ -127,29 +126,36 @@ def _contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> I
             yield kvpress(worker, setting, press, interval)
 
 
-def measured(part: Part, several: Sequence[Contender], bar: Progress) -> list[dict[str, Any]]:
+def generations(part: Part, several: Sequence[Contender]) -> int:
+    """Return how many generations `measured` lets contenders write."""
+    return (part.repeats + 1) * len(several)
+
+
+def measured(part: Part, several: Sequence[Contender], once: Once) -> list[dict[str, Any]]:
     """Measure contenders, the full cache of transformers first, in turn."""
-    task = bar.add_task(part.name, total=(part.repeats + 1) * len(several))
+
+    def outcome_of(contender: Contender, run: Run, turn: int) -> Outcome:
+        what = f"{part.name}, round {turn} of {part.repeats}, {contender.name}"
+        return Outcome(**once(what, lambda: asdict(contender.measured(run, turn == 0))))
+
     outcomes = []
     for contender in several:
         run = part.run(contender)
         first = Run(64, 4) if part.at_end else replace(run, tokens=part.warm_up or run.tokens)
-        held = contender.measured(first, True)
+        held = outcome_of(contender, first, 0)
         peak = {"entries": held.entries, "bytes": held.bytes}
         about = {"name": contender.name, "run": asdict(run), "peak": peak}
         outcomes.append({**about, "tokens_per_second": [], "first_seconds": [], "wall": []})
-        bar.advance(task)
     for turn in range(part.repeats):
         order = list(zip(several, outcomes, strict=True))
         random.Random(turn).shuffle(order)
         for contender, outcome in order:
-            timing = contender.measured(part.run(contender), False)
+            timing = outcome_of(contender, part.run(contender), turn + 1)
             outcome["tokens_per_second"].append(timing.speed(part.with_prompt))
             outcome["first_seconds"].append(timing.first)
             outcome["wall"].append((timing.tokens - 1) / timing.wall)
             if part.at_end:
                 outcome["peak"] = {"entries": timing.entries, "bytes": timing.bytes}
-            bar.advance(task)
     full = outcomes[0]["tokens_per_second"]
     for outcome in outcomes:
         speeds = outcome["tokens_per_second"]
@@ -204,15 +210,16 @@ def main(
         parts = [constant(stretch, repeats), _whole(tokens, whole_repeats)]
         network = tiny_llama(device)
         asked |= {"repeats": repeats, "stretch": stretch, "device": device}
-    found = {}
-    with progress() as bar:
-        for part in parts:
-            setting = Setting(network, part.entries, cpu_time)
-            first, *others = _contenders(part, setting, worker)
-            chosen = [each for each in others if only is None or each.name in only.split(",")]
-            found[part.name] = measured(part, [first, *chosen], bar)
+    several = {}
+    for part in parts:
+        first, *others = _contenders(part, Setting(network, part.entries, cpu_time), worker)
+        chosen = [each for each in others if only is None or each.name in only.split(",")]
+        several[part] = [first, *chosen]
     parameters = {"entries": parts[0].entries, **asked}
-    write(SCHEMA, device, {"kvpress": about, "parameters": parameters, "parts": found}, out)
+    total = sum(generations(part, those) for part, those in several.items())
+    with measuring(out, {"kvpress": about, **parameters}, device, total) as once:
+        found = {part.name: measured(part, those, once) for part, those in several.items()}
+        write(SCHEMA, device, {"kvpress": about, "parameters": parameters, "parts": found}, out)
 
 
 if __name__ == "__main__":

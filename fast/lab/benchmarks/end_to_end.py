@@ -10,18 +10,19 @@ largest batch that fits under a memory cap, and notes what it writes.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 import typer
 
 from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, kvlab, stock
+from kvlab.fast.lab.benchmarks.measuring import Once, measuring
 from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, write
 from kvlab.fast.lab.benchmarks.workload import Run, random_llama, tiny_llama
-from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 1
 COMPARED = ("full", "tova", "lazy_eviction")
@@ -48,44 +49,43 @@ def _llama_8b(device: str) -> Any:
     )
 
 
-def _latencies(
-    model: Any, lengths: list[int], step: Callable[[], None]
-) -> Iterator[dict[str, Any]]:
+def _latencies(model: Any, lengths: list[int], once: Once) -> Iterator[dict[str, Any]]:
     """Yield the latency of every method at every length; one generation before is not counted."""
+
+    def seconds_per_token(contender: Contender, tokens: int) -> float:
+        contender.measured(Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160)), False)
+        return 1 / contender.measured(Run(PROMPT, tokens), False).speed(with_prompt=True)
+
     for tokens in lengths:
         full = 0.0
         for contender in _several(model, COMPARED, tokens // 2):
-            contender.measured(Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160)), False)
-            each = 1 / contender.measured(Run(PROMPT, tokens), False).speed(with_prompt=True)
+            name = f"latency of {tokens} tokens, {contender.name}"
+            each = once(name, partial(seconds_per_token, contender, tokens))
             full = full or each
             budget = tokens // 2 if contender.compresses else None
             about = {"method": contender.name, "tokens": tokens, "budget": budget}
             yield {**about, "ms_per_token": 1e3 * each, "over_full": each / full - 1}
-            step()
 
 
-def _capacities(
-    model: Any, methods: Sequence[str], tokens: int, most: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the largest batch of each method, at most ``most``, exact to an eighth.
+def _capacity(contender: Contender, tokens: int, most: int) -> dict[str, Any]:
+    """Return the largest batch of a method, at most ``most``, exact to an eighth; {} if none fits.
 
     ``tokens_per_second`` are those of all sequences together, ``cache_bytes`` those at the end.
     """
-    for contender in _several(model, methods, None):
-        contender.measured(Run(PROMPT, min(tokens, WARM_UP)), False)
-        best: dict[str, Any] = {}
-        batch, too_many = 1, most + 1
-        while batch < too_many:
-            try:
-                timing = contender.measured(Run(PROMPT, tokens, batch), False)
-                best = {"batch": batch, "tokens_per_second": batch * timing.speed(with_prompt=True)}
-                best["cache_bytes"] = timing.bytes
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
-                too_many = batch
-            batch = next_batch(best.get("batch", 0), too_many, most)
-        if best:
-            yield {"method": contender.name, "tokens": tokens, **best}
+    contender.measured(Run(PROMPT, min(tokens, WARM_UP)), False)
+    best: dict[str, Any] = {}
+    batch, too_many = 1, most + 1
+    while batch < too_many:
+        try:
+            timing = contender.measured(Run(PROMPT, tokens, batch), False)
+            best = {"method": contender.name, "tokens": tokens, "batch": batch}
+            best["tokens_per_second"] = batch * timing.speed(with_prompt=True)
+            best["cache_bytes"] = timing.bytes
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            too_many = batch
+        batch = next_batch(best.get("batch", 0), too_many, most)
+    return best
 
 
 def _several(model: Any, methods: Sequence[str], budget: int | None) -> Iterator[Contender]:
@@ -133,13 +133,19 @@ def main(
         lengths, capacity_tokens, most = [64], 24, 2
         methods = ["full", "desirekv@interval=16,selector=4,group=32"]
     model = tiny_llama(device) if small else _llama_8b(device)
-    with progress() as bar:
-        task = bar.add_task("latency", total=(1 + len(COMPARED)) * len(lengths))
-        slow = list(_latencies(model, lengths, lambda: bar.advance(task)))
-    with _at_most(cap, device) as cap_bytes:
-        fitted = list(_capacities(model, methods, capacity_tokens, most))
-    found = {"cap_bytes": cap_bytes, "latency": slow, "capacity": fitted}
-    write(SCHEMA, device, found, out)
+    asked = {"tokens": lengths, "capacity_tokens": capacity_tokens, "cap": cap, "most": most}
+    total = (1 + len(COMPARED)) * len(lengths) + 1 + len(methods)
+    with measuring(out, asked, device, total) as once:
+        slow = list(_latencies(model, lengths, once))
+        with _at_most(cap, device) as cap_bytes:
+            fitted = [
+                once(
+                    f"largest batch of {each.name}", partial(_capacity, each, capacity_tokens, most)
+                )
+                for each in _several(model, methods, None)
+            ]
+        found = {"cap_bytes": cap_bytes, "latency": slow, "capacity": [*filter(None, fitted)]}
+        write(SCHEMA, device, found, out)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ import torch
 import typer
 
 from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, engine, kvlab, stock
-from kvlab.fast.lab.benchmarks.decode import SCHEMA, measured, real
+from kvlab.fast.lab.benchmarks.decode import SCHEMA, generations, measured, real
+from kvlab.fast.lab.benchmarks.measuring import measuring
 from kvlab.fast.lab.benchmarks.results import Out, write
 from kvlab.fast.lab.benchmarks.workload import fetched
 from kvlab.fast.lab.engines.agreement import SETTINGS
-from kvlab.fast.lab.terminal import progress
 from kvlab.fast.models import model_location
 
 METHODS = ("h2o", "tova", "kivi", "desirekv@interval=128")
@@ -45,13 +45,12 @@ def _contenders(setting: Setting, entries: int, methods: tuple[str, ...]) -> Ite
 def main(out: Out = None, lengths: str = "1024,4096,8000", repeats: int = 3) -> None:
     """Let all write 64 tokens after prompts of these lengths, in so many rounds."""
     torch.set_num_threads(1)
-    model, found = fetched(str(model_location("smollm2"))), {}
-    with progress() as bar:
-        for length in map(int, lengths.split(",")):
-            part = replace(real(length, 64, repeats), name=f"{length:,} tokens", at_end=True)
-            setting = Setting(model, part.entries, cpu_time=True)
-            several = list(_contenders(setting, part.entries, MORE if length < 2048 else METHODS))
-            found[length] = measured(part, several, bar)
+    model, parts = fetched(str(model_location("smollm2"))), {}
+    for length in map(int, lengths.split(",")):
+        part = replace(real(length, 64, repeats), name=f"{length:,} tokens", at_end=True)
+        setting = Setting(model, part.entries, cpu_time=True)
+        several = list(_contenders(setting, part.entries, MORE if length < 2048 else METHODS))
+        parts[length] = part, several
     asked = {
         "model": "smollm2",
         "lengths": lengths,
@@ -59,7 +58,10 @@ def main(out: Out = None, lengths: str = "1024,4096,8000", repeats: int = 3) -> 
         "repeats": repeats,
         "cpu_time": True,
     }
-    write(SCHEMA, "cpu", {"parameters": asked, "lengths": found}, out)
+    total = sum(generations(part, of) for part, of in parts.values())
+    with measuring(out, asked, "cpu", total) as once:
+        found = {length: measured(part, of, once) for length, (part, of) in parts.items()}
+        write(SCHEMA, "cpu", {"parameters": asked, "lengths": found}, out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ python -m kvlab.fast.lab.benchmarks.kernels --out docs/study/results/benchmarks/
 Every kernel is timed with events, the cache of the processor overwritten before each run; the
 figure is the median. The bytes of a kernel are those of its function's docstring. A kernel for
 fewer bits is compared with the kernel for 16 bits: its gain, and the share of the gain that its
-bytes allow. The file is written after every size, and names cases for which memory is not enough.
+bytes allow. The file names cases for which memory is not enough.
 ``--small`` runs a single small case once, on any device, to see that everything runs: its times
 mean nothing.
 """
@@ -33,8 +33,8 @@ from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
+from kvlab.fast.lab.benchmarks.measuring import measuring
 from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, write
-from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 3
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
@@ -284,23 +284,26 @@ def main(
     sizes = [Size(n, length, device, dtype) for n in batches for length in lengths]
     if small:
         sizes, repeats = [Size(1, 64, device, dtype, kv_heads=1)], 1
-    bandwidth = _copy_bandwidth(device, repeats, 2**20 if small else 2**31)
     shape = {"kv_heads": sizes[0].kv_heads, "group": GROUP, "head_dim": HEAD_DIM}
     results, left_out = [], []
-    found = {"shape": {**shape, "dtype": str(dtype)}, "copy_bytes_per_second": bandwidth}
-    found |= {"left_out": left_out, "results": results}
-    with progress() as bar:
-        for size in bar.track(sizes, description="kernels"):
+    asked = {"batch": batches, "entries": lengths, "repeats": repeats, "small": small}
+    with measuring(out, asked, device, 1 + len(sizes) * len(CASES)) as once:
+        copied = 2**20 if small else 2**31
+        bandwidth = once("copy bandwidth", partial(_copy_bandwidth, device, repeats, copied))
+        found = {"shape": {**shape, "dtype": str(dtype)}, "copy_bytes_per_second": bandwidth}
+        for size in sizes:
             for cases in CASES:
-                more, fitted = timed(cases(size), device, repeats, bandwidth)
+                name = f"{cases.__name__.strip('_')}, batch {size.batch}, {size.entries} entries"
+                work = partial(timed, cases(size), device, repeats, bandwidth)
+                more, fitted = once(name, work)
                 results += more
                 if not fitted:
                     last = more[-1]["kernel"] if more else None
                     about = {"batch": size.batch, "entries": size.entries}
                     left_out.append({**about, "all_after": last})
                 torch.cuda.empty_cache()  # the memory of these cases is free for the next
-            add_gains(results)
-            write(SCHEMA, device, found, out)
+        add_gains(results)
+        write(SCHEMA, device, found | {"left_out": left_out, "results": results}, out)
 
 
 if __name__ == "__main__":

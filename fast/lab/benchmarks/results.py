@@ -27,7 +27,7 @@ def write(schema: int, device: str, found: Result, path: Path | None) -> None:
     result = {
         "schema": schema,
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "machine": _machine(device),
+        "machine": machine(device),
         "versions": versions(),
         **found,
     }
@@ -38,7 +38,8 @@ def write(schema: int, device: str, found: Result, path: Path | None) -> None:
         write_text(path, f"{text}\n")
 
 
-def _machine(device: str) -> dict[str, Any]:
+def machine(device: str) -> dict[str, Any]:
+    """Return processor, memory, threads and GPU of this machine."""
     import torch
 
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""

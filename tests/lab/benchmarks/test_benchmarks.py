@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
+from kvlab.fast.lab.benchmarks.measuring import Measurements, measuring
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 from kvlab.fast.lab.reports import Text
 from kvlab.fast.lab.tables import Table
@@ -217,3 +219,49 @@ def test_what_memory_is_not_enough_for_is_left_out():
     assert ([each["kernel"] for each in results], fitted) == (["fits"], False)
     kernels.add_gains(results)
     assert results[0]["gain"] is None
+
+
+# --- a benchmark that is stopped -----------------------------------------------------------------
+
+
+def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_path):
+    """Two contenders write once to warm up and in two rounds; what was measured is kept."""
+    asked = ("--model", reasoner_directory(), "--prompt", 40, "--tokens", 3, "--whole-repeats", 2)
+    asked, written = (*asked, "--only", "kvlab full"), []
+
+    def stopping(setting):
+        contender = stock(setting)
+
+        def generate(run, watched):
+            written.append(run)
+            if len(written) == 2:
+                raise KeyboardInterrupt
+            return contender.measured(run, watched)
+
+        return replace(contender, measured=generate)
+
+    monkeypatch.setattr(decode, "stock", stopping)
+    part = tmp_path / "result.json.part"
+    with pytest.raises(AssertionError, match=r"stopped after \d of 6 measurements"):
+        measured(decode, *asked)
+    assert part.read_text().count("\n") >= 1 + 2
+    with part.open("a") as file:
+        file.write('["cut o')
+    found = measured(decode, *asked)
+    assert len(written) == 1 + 1 + 2
+    assert all(len(each["tokens_per_second"]) == 2 for each in found["parts"]["real"])
+    assert not part.exists()
+
+
+def test_what_another_command_measured_is_refused(tmp_path, capsys):
+    asked = {"tokens": 3}, "cpu", 2
+    with measuring(tmp_path / "result.json", *asked) as once:
+        part = tmp_path / "result.json.part"
+        assert once("one", lambda: 1.5) == 1.5
+        assert Measurements(part, json.loads(part.read_text().splitlines()[0]), 2).found == {
+            "one": 1.5
+        }
+        with pytest.raises(SystemExit):
+            Measurements(part, {"asked": {"tokens": 4}}, 2)
+    assert "asked = {'tokens': 3}, and this is {'tokens': 4}" in capsys.readouterr().err
+    assert not part.exists()
