@@ -89,7 +89,7 @@ class KeepSet:
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " N"]:
     """Copy numbers to a device without waiting for it."""
-    host = torch.tensor(numbers)
+    host = torch.tensor(numbers, device="cpu")
     if device.type == "cuda":
         host = host.pin_memory()
     return host.to(device, non_blocking=True)

@@ -97,7 +97,7 @@ def decode_small(
 def numbers_of(format: SmallFloat) -> Array:
     """Return the number that each code of a format stands for."""
     count = 2 ** (1 + format.exponent_bits + format.mantissa_bits)
-    return format.decode(torch.arange(count, dtype=torch.uint8).numpy())
+    return format.decode(torch.arange(count, dtype=torch.uint8, device="cpu").numpy())
 
 
 @cache

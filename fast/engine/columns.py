@@ -61,7 +61,7 @@ class Columns:
             self._create(rows, floating, m)
         elif first + m > self.capacity:
             self._resize(first + m + slack(first + m))
-        self.count = first + m
+        rows, self.count = self._fitted(rows), first + m
         for name, added in rows.items():
             self._rows(name, first, m).copy_(added)
         if self.count > self.filled:
@@ -86,7 +86,7 @@ class Columns:
 
         Return the index of these slots over all heads and slots.
         """
-        for name, new in rows.items():
+        for name, new in self._fitted(rows).items():
             column = self[name]
             index = slot.view(*slot.shape, *[1] * (column.dim() - 3)).expand_as(new)
             column.scatter_(2, index, new)
@@ -112,20 +112,8 @@ class Columns:
         """Free the columns that a score remembers."""
         if not self.state:
             return
-        kept: dict[Kind, list[str]] = {}
-        for name, (kind, _) in self.places.items():
-            if name not in self.state:
-                kept.setdefault(kind, []).append(name)
-        self.buffers = {
-            kind: torch.stack([self.buffers[kind][self.places[name][1]] for name in names])
-            for kind, names in kept.items()
-        }
-        self.places = {
-            name: (kind, number)
-            for kind, names in kept.items()
-            for number, name in enumerate(names)
-        }
-        self.state, self._views = {}, {}
+        self._pack({n: x for n, x in self._columns().items() if n not in self.state})
+        self.state = {}
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply one change of the batch axis to every column."""
@@ -142,7 +130,7 @@ class Columns:
 
         They go into ``slots``, as `overwrite` returned them; None for the last slots.
         """
-        for name, new in rows.items():
+        for name, new in self._fitted(rows).items():
             if slots is None:
                 self.of_sequences(name, first, new.shape[0], self.count - 1).copy_(new)
             else:
@@ -185,6 +173,31 @@ class Columns:
         for kind, buffer in self.buffers.items():
             part.buffers[kind] = buffer.narrow(1, first, sequences).clone()
         return part
+
+    def _columns(self) -> dict[str, Tensor]:
+        """Return the columns with all their slots."""
+        return {name: self.buffers[kind][i] for name, (kind, i) in self.places.items()}
+
+    def _pack(self, columns: Mapping[str, Tensor]) -> None:
+        """Hold these columns, and no others."""
+        kinds: dict[Kind, list[str]] = {}
+        for name, column in columns.items():
+            kinds.setdefault((column.dtype, tuple(column.shape[3:])), []).append(name)
+        self.buffers, self.places, self._views = {}, {}, {}
+        for kind, names in kinds.items():
+            self.buffers[kind] = torch.stack([columns[name] for name in names])
+            self.places |= {name: (kind, number) for number, name in enumerate(names)}
+
+    def _fitted(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return rows in the number formats of their columns, which become wider if need be."""
+        formats = {name: self.places[name][0][0] for name in rows}
+        if all(new.dtype == formats[name] for name, new in rows.items()):
+            return rows
+        wider = {n: torch.promote_types(new.dtype, formats[n]) for n, new in rows.items()}
+        if wider != formats:
+            columns = self._columns()
+            self._pack({name: x.to(wider.get(name, x.dtype)) for name, x in columns.items()})
+        return {name: new.to(wider[name]) for name, new in rows.items()}
 
     def _emptied(self) -> "Columns":
         """Return columns of the same names and slots, without their buffers."""

@@ -61,7 +61,7 @@ class HostScore(Score[reference.Score]):
                 row.remember(remembered)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
-        scores = torch.zeros(seen.positions.shape, dtype=torch.float64)
+        scores = torch.zeros(seen.positions.shape, dtype=torch.float64, device="cpu")
         for row in sequences(seen):
             open_entries = row.marked(candidates)
             if room[row.number] >= open_entries.sum(axis=-1).max(initial=0):
@@ -93,7 +93,7 @@ class HostProtect(Protect[reference.Protect]):
     runs_the_reference = True
 
     def safe(self, seen: Observation) -> Marks:
-        marks = torch.zeros(seen.positions.shape, dtype=torch.bool)
+        marks = torch.zeros(seen.positions.shape, dtype=torch.bool, device="cpu")
         for row in sequences(seen):
             if row.entries:
                 safe = self.spec.safe(row.seen)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from kvlab.fast.engine.ambient import without_autocast
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache, LayerMemory
 from kvlab.fast.engine.group import Group
@@ -33,6 +34,7 @@ class Layers:
         """Whether all layers share a cache now."""
         self._asks_again = 0
 
+    @without_autocast()
     def begin(self, clock: BatchClock) -> None:
         """Take in that all layers are about to be given a block."""
         single = clock.positions.shape[1] == 1
@@ -46,6 +48,7 @@ class Layers:
         if self.shared:
             self.groups[0].begin(clock.to(self.caches[0].positions.device))
 
+    @without_autocast()
     def attend(self, place: int, block: Block) -> Queries:
         """Take the block of the layer ``place`` among these, and return its attention output."""
         if self.shared:
@@ -55,6 +58,7 @@ class Layers:
         group.attend(0, block)
         return group.finish()
 
+    @without_autocast()
     def finish(self) -> None:
         """End the block: layers that share a cache observe, decide and apply the decision."""
         if self.shared:
@@ -105,10 +109,12 @@ class Layers:
         kept = [a - b for c in caches for a, b in zip(c.counts, c.demoted, strict=True)]
         return [min(kept[row::sequences]) for row in range(sequences)]
 
+    @without_autocast()
     def copies(self) -> list[LayerCache]:
         """Return a copy of every layer's cache."""
         return [cache.copied(layer) for cache in self.caches for layer in range(cache.layers)]
 
+    @without_autocast()
     def copied(self) -> "Layers":
         """Return layers that hold the same and go on apart from these."""
         self.catch_up()
@@ -126,6 +132,7 @@ class Layers:
         for group in self.groups:
             group.catch_up()
 
+    @without_autocast()
     def trim(self) -> None:
         """Free the slots that no entry uses."""
         self.catch_up()
@@ -151,6 +158,7 @@ class Layers:
                     "scores must not be NaN: the model's keys or values are no numbers"
                 )
 
+    @without_autocast()
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         for group in self.groups:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
+from kvlab.fast.engine.ambient import without_autocast
 from kvlab.fast.huggingface.arguments import only_logits
 from kvlab.fast.huggingface.attachment import attached, implementation
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
@@ -150,11 +151,12 @@ def _pieces_agree(model: Any) -> bool:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Let a model evaluate, and every module train again afterwards that trained before."""
+    """Let a model evaluate in its own number format, and train again afterwards what trained."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        yield
+        with without_autocast():
+            yield
     finally:
         for module, mode in training.items():
             module.training = mode
@@ -209,10 +211,10 @@ def texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
         if number is not None
     ]
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(config.vocab_size, (32 * COLUMNS,), generator=generator)
-    plain = drawn[~torch.isin(drawn, torch.tensor(special, dtype=torch.long))]
+    drawn = torch.randint(config.vocab_size, (32 * COLUMNS,), generator=generator, device="cpu")
+    plain = drawn[~torch.isin(drawn, torch.tensor(special, dtype=torch.long, device="cpu"))]
     ids = plain[: 2 * COLUMNS].view(2, COLUMNS)
-    real = torch.ones((2, COLUMNS), dtype=torch.bool)
+    real = torch.ones((2, COLUMNS), dtype=torch.bool, device="cpu")
     real[1, :PADDING] = False
     device = "cpu" if model.device.type == "meta" else model.device  # accelerate moves them there
     return ids.to(device), real.to(device)

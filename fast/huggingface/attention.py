@@ -75,12 +75,13 @@ def attention(
     clock = owner.expect_step().to(query.device)
     if attention_mask is not None and attention_mask.numel() > 1:
         _check_mask(module, attention_mask, clock)
+    wider = torch.promote_types(key.dtype, value.dtype)  # autocast and RoPE leave them unequal
     block = Block(
         clock,
         layer.number,
         query.view(N, G, H // G, m, d),
-        key,
-        value,
+        key.to(wider),
+        value.to(wider),
         owner.clock.confidence_so_far.to(query.device),
         None if owner.rotations is None else owner.rotations[layer.place],
         softcap,

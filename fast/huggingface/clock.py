@@ -36,7 +36,7 @@ class StreamClock:
         self.rows: tuple[Clock, ...] = ()
         self._last: Tensor | None = None
         self._prompt: Tensor | None = None
-        self._confidence = torch.empty((0, 0))
+        self._confidence = torch.empty((0, 0), dtype=torch.float32, device="cpu")
         self._next_confidence: Tensor | None = None
         self._wrote_next: Bool[Tensor, " N"] | bool = False
         self.first_evictions: tuple[int | None, ...] = ()
@@ -97,7 +97,7 @@ class StreamClock:
         self._last = torch.full((N, 1), -1, dtype=torch.int32, device=device)
         self._prompt = torch.tensor(prompts, dtype=torch.int32, device=device)[:, None, None]
         width = self.longest + AHEAD if self.records_confidence else 0
-        self._confidence = torch.full((N, width), torch.nan, device=device)
+        self._confidence = torch.full((N, width), torch.nan, dtype=torch.float32, device=device)
 
     def note_call(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None, given: bool) -> None:
         """Take in what the model is called with, all blocks together.
@@ -131,7 +131,9 @@ class StreamClock:
 
         For the first call without padding one row stands for all sequences.
         """
-        last = torch.full((1, 1), -1, dtype=torch.int32) if self._last is None else self._last
+        last = self._last
+        if last is None:
+            last = torch.full((1, 1), -1, dtype=torch.int32, device="cpu")
         if real is not None:
             return torch.where(real, last.to(real.device) + real.cumsum(-1, dtype=torch.int32), -1)
         ahead = torch.arange(m, dtype=torch.int32, device=last.device) if m > 1 else 0

@@ -158,7 +158,7 @@ class Writer:
         """Return a tree as JSON; ValueError if it has anything that cannot be saved."""
         kind = type(value).__name__
         if isinstance(value, Tensor | np.ndarray):
-            tensor = torch.as_tensor(value)
+            tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
             self.tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
             return {"tensor" if isinstance(value, Tensor) else "array": name}
         if type(value) in CLASSES.values():

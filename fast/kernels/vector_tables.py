@@ -100,6 +100,7 @@ class VectorTable:
         both = zip(self.parts, other.parts, strict=True)
         grows = self.code is None and self.rows > 0 and other.rows == 1
         grows = grows and self.slots.device.type == "cpu"  # kernels read dense tables
+        grows = grows and self.parts[0].dtype == other.parts[0].dtype
         parts = tuple(_added(*pair) if grows else torch.cat(pair, dim=2) for pair in both)
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return self._of(parts, torch.cat([self.slots, other.slots], dim=2), counts)
@@ -143,7 +144,8 @@ def _one_after_another(tables: Sequence[VectorTable]) -> list[int] | None:
     order = [number for number, table in enumerate(tables) if table.rows]
     order.sort(key=lambda number: int(tables[number].slots[0, 0, 0]))
     slots = torch.cat([tables[number].slots for number in order], dim=2)
-    return order if torch.equal(slots, torch.arange(slots.shape[2]).expand_as(slots)) else None
+    every = torch.arange(slots.shape[2], device=slots.device)
+    return order if torch.equal(slots, every.expand_as(slots)) else None
 
 
 def partners_of(

@@ -8,7 +8,7 @@ from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Score
 from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import random as reference
-from kvlab.reference.methods.random import draws
+from kvlab.reference.methods.random import BITS, whole_draws
 
 
 @twin_of(reference.Draw)
@@ -25,5 +25,5 @@ class Draw(Score[reference.Draw]):
         positions, layer = seen.positions, state.stream["layer"]
         heads = torch.arange(positions.shape[1], device=positions.device)[:, None]
         time = seen.clock.seen.long() if self.spec.draw == "each" else 0
-        noise = draws(self.spec.seed, layer, heads, positions.long(), time)
-        return noise.to(seen.queries.dtype)
+        noise = whole_draws(self.spec.seed, layer, heads, positions.long(), time)
+        return noise.to(seen.queries.dtype) / 2.0**BITS

@@ -37,10 +37,15 @@ def mixed(numbers: Any) -> Any:
 
 def draws(*coordinates: Any) -> Any:
     """Return a draw from [0, 1) for every combination of numbers, or of arrays of 64 bits."""
+    return whole_draws(*coordinates) / 2.0**BITS
+
+
+def whole_draws(*coordinates: Any) -> Any:
+    """Return these draws as whole numbers, times 2 to the power of `BITS`."""
     total = 0
     for coordinate in coordinates:
         total = mixed(total + mixed(coordinate + 1))
-    return (total >> (32 - BITS)) / 2.0**BITS
+    return total >> (32 - BITS)
 
 
 @dataclass(frozen=True)
