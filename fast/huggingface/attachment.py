@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from kvlab.fast.huggingface.arguments import configs_of, refuse_checkpointing, refuse_flags
 from kvlab.fast.huggingface.attention import IMPLEMENTATION
@@ -68,6 +68,7 @@ def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iter
             )
         forward = Forward(model, attachment, block_size).as_method()
         with (
+            _replaced(model, "_kvlab", NotCopied()),
             _replaced(model, "forward", forward),
             _replaced(model, "generate", checked_generate(model, attachment)),
         ):
@@ -75,6 +76,21 @@ def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iter
                 yield
             finally:
                 attachment.closed = True
+
+
+class NotCopied:
+    """An attribute that keeps a model from being copied while its methods are replaced.
+
+    A copy would have the methods of the original, which call the original's weights.
+    """
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise ValueError(
+            "a model cannot be copied inside compress(): copy it before, or after the context"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ValueError("a model cannot be pickled inside compress(): do it after the context")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface import saving
 from kvlab.fast.huggingface.clock import StreamClock
+from kvlab.fast.huggingface.identity import adapted, adapters_used
 from kvlab.fast.huggingface.rotary import Rotation
 from kvlab.reference.observation import Clock
 
@@ -77,6 +78,8 @@ class CompressedLayer(CacheLayerMixin):
     def reset(self) -> None:
         self.waiting: object = None
         """`Ticket.call` of the keys that `attention` has still to be given."""
+        self.step: BatchClock | None = None
+        """The last block whose keys came."""
         self.is_initialized = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -87,7 +90,7 @@ class CompressedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Hand the block's own keys and values on; `attention` takes them to the entries."""
         self.is_initialized = True
-        self.owner.expect_step()
+        self.step = self.owner.expect_step()
         self.waiting = object()
         tagged = key_states.view_as(key_states)
         setattr(tagged, TICKET, Ticket(self, self.waiting))
@@ -135,6 +138,8 @@ class CompressedCache(Cache):
         self.watch = watch
         self.rotations: list[Rotation] | None = None
         """How each compressed layer rotates queries and keys; `compress` finds it out."""
+        self.adapted = adapted(model)
+        """Layers with adapters of PEFT."""
         self.attachment = Attachment()
         super().__init__(layers=self._own_layers(DynamicCache(config=model.config).layers))
         self._forget()
@@ -222,7 +227,8 @@ class CompressedCache(Cache):
         The file is safetensors, with JSON in its metadata. Free slots are given back first, so
         that it is as large as `memory` says then. ``model_name`` is a name of your own for the
         model's weights, in place of a digest for which they all are read. ValueError if the cache
-        is empty or broken, or holds what cannot be saved, or a weight cannot be read.
+        is empty or broken, or holds what cannot be saved, or a weight cannot be read, or if the
+        text was read with other adapters of PEFT than those that are active now.
         """
         with self.used():
             self._check_whole()
@@ -368,6 +374,8 @@ class CompressedCache(Cache):
             if policy is not self.policy:
                 self.policy, self.compressed = policy, self._layers_of(policy)
             self.clock.begin(prompts, inputs.device)
+        if (used := adapters_used(self.adapted)) not in self.clock.adapters:
+            self.clock.adapters += (used,)
         self.clock.note_call(inputs, real, given=self.begins)
         self.begins = False
 
@@ -388,10 +396,12 @@ class CompressedCache(Cache):
                 "them, JetMoE repeats them): kvlab cannot compress this model; use it without "
                 "compress()"
             )
-        if not all(cache.counts for cache in self.compressed.caches):
+        left_out = [x.number for x in self.compressed_layers if x.step is not self.block]
+        if left_out:
             raise UnsupportedModelError(
-                "a layer of full attention gives no keys to the cache: kvlab cannot compress this "
-                "model; use it without compress()"
+                f"layer {left_out[0]}, of full attention, gave no keys to the cache in this call: "
+                "gradient checkpointing in training drops the cache, and some models leave layers "
+                "out; kvlab compresses only calls in which every such layer takes part"
             )
         self.compressed.finish()
         self.block = None

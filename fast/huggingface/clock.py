@@ -14,8 +14,10 @@ from kvlab.reference.observation import Clock
 AHEAD = 64
 """Tokens after the prompt for which the first buffers have room."""
 
-PADDING, UNKNOWN = -1, -2
-"""What stands for padding in a text, and for a token of which only the embedding was given."""
+PADDING = -1
+"""What stands for padding in a text."""
+FINGERPRINTS = 2**30
+"""How many numbers there are for embeddings in a text: from -2 down."""
 
 STATE = ("_text", "_last", "_prompt", "_confidence", "_next_confidence", "written")
 """Tensors with the batch axis in front."""
@@ -39,6 +41,8 @@ class StreamClock:
         self._confidence = torch.empty((0, 0), dtype=torch.float32, device="cpu")
         self._next_confidence: Tensor | None = None
         self._wrote_next: Bool[Tensor, " N"] | bool = False
+        self.adapters: tuple[tuple[str, ...], ...] = ()
+        """Adapters of PEFT with which the calls read the text, every choice of them once."""
         self.first_evictions: tuple[int | None, ...] = ()
         """As `CompressedCache.first_evictions` says."""
         self.noted: dict[str, Bool[Tensor, ""]] = {}
@@ -46,7 +50,7 @@ class StreamClock:
 
     @property
     def text(self) -> Int[Tensor, "N t"]:
-        """What the columns were fed: ids, `PADDING`, or `UNKNOWN` for embeddings."""
+        """What the columns were fed: ids, `PADDING`, or `fingerprints` of embeddings."""
         assert self._text is not None
         return self._text[:, : self.columns]
 
@@ -182,7 +186,7 @@ class StreamClock:
             grown[:, :first] = self.text
             self._text = grown
         new = self._text.narrow(1, first, m)
-        new.copy_(inputs) if inputs.dim() == 2 else new.fill_(UNKNOWN)
+        new.copy_(inputs if inputs.dim() == 2 else fingerprints(inputs))
         if real is not None:
             new.masked_fill_(~real, PADDING)
 
@@ -201,3 +205,11 @@ class StreamClock:
             known = wrote.to(first.device) & (first[:, 0] >= 0)
             confidence, first = confidence.masked_fill(~known, torch.nan), first.clamp(min=0)
         self._confidence.scatter_(1, first, confidence[:, None])
+
+
+def fingerprints(embeddings: Float[Tensor, "N t D"]) -> Int[Tensor, "N t"]:
+    """Return a number below `PADDING` for each embedding, which depends on its every bit."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[embeddings.itemsize]
+    factors = torch.arange(1, embeddings.shape[-1] + 1, device=embeddings.device) * 0x9E3779B97F4A7
+    sums = (embeddings.detach().contiguous().view(bits).long() * factors).sum(dim=-1)
+    return (PADDING - 1 - (sums >> 16).remainder(FINGERPRINTS)).int()

@@ -9,12 +9,19 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.huggingface.adapters import without_wrapper
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
-from kvlab.fast.huggingface.clock import PADDING, UNKNOWN
+from kvlab.fast.huggingface.clock import PADDING, fingerprints
+
+WHOLE = (
+    ": generate takes inputs_embeds of the whole text that the cache holds, and of more; give new "
+    "ones alone to the model itself, or call reset() on the cache before another text"
+)
+"""How to go on with embeddings."""
 
 
 def checked_generate(model: Any, attachment: Attachment) -> Callable[..., Any]:
@@ -33,7 +40,8 @@ def checked_generate(model: Any, attachment: Attachment) -> Callable[..., Any]:
         with cache.used():
             cache.check_open()
             if (held := cache.clock.columns) and (wrong := _wrong_text(cache, given)) is not None:
-                raise ValueError(f"{wrong}{how_to_go_on(held)}")
+                embeds = given.get("inputs_embeds") is not None
+                raise ValueError(f"{wrong}{WHOLE if embeds else how_to_go_on(held)}")
             attachment.of_thread.runs, cache.generating, cache.begins = cache, True, True
             try:
                 result = original(*args, **kwargs)
@@ -70,9 +78,9 @@ def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
     """Say what is wrong with a text that does not continue the one in the cache."""
     ids, mask = given.get("inputs", given.get("input_ids")), given.get("attention_mask")
     held, text, embeds = cache.clock.columns, cache.clock.text, given.get("inputs_embeds")
-    if embeds is not None and embeds.shape[1] <= held:
-        return f"inputs_embeds gives {embeds.shape[1]} tokens, of which none is new"
-    if embeds is not None or ids is None or len(text) % len(ids):
+    if embeds is not None:
+        return _wrong_embeddings(cache, embeds, mask)
+    if ids is None or len(text) % len(ids):
         return None  # what is left to refuse, the model's forward refuses
     new, width = ids.shape[1], ids.shape[1] if mask is None else mask.shape[1]
     if width == held + new:
@@ -80,9 +88,34 @@ def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
         return None if column is None else f"attention_mask pads otherwise in column {column}"
     if width != new:
         return f"attention_mask has {width} columns for {new} tokens"
-    if (column := _first_difference(text, ids, mask)) is not None:
+    if (column := _first_difference(*_alike(cache.model, text, ids), mask)) is not None:
         return f"the text given is another one from column {column} on"
     return None if new > held else f"the text given has {new} tokens, of which none is new"
+
+
+def _wrong_embeddings(cache: CompressedCache, embeds: Tensor, mask: Tensor | None) -> str | None:
+    """Say what is wrong with embeddings: `generate` drops as many as the cache has columns."""
+    new, held, text = embeds.shape[1], cache.clock.columns, cache.clock.text
+    if new <= held:
+        return f"inputs_embeds gives {new} tokens, of which none is new, without the text before"
+    if mask is not None and mask.shape[1] != new:
+        return f"attention_mask has {mask.shape[1]} columns for the {new} tokens of inputs_embeds"
+    if len(text) % len(embeds):
+        return None  # the model's forward refuses it
+    column = _first_difference(*_alike(cache.model, text, fingerprints(embeds)), mask)
+    return None if column is None else f"the text of inputs_embeds is another one from {column} on"
+
+
+def _alike(model: Any, text: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two texts, both as fingerprints of embeddings if a part of one is given so."""
+    if (text >= PADDING).all() and (ids >= PADDING).all():
+        return text, ids
+    embed = model.get_input_embeddings()
+
+    def embedded(x: Tensor) -> Tensor:
+        return torch.where(x < 0, x, fingerprints(embed(x.clamp(min=0).long())).to(x))
+
+    return embedded(text), embedded(ids)
 
 
 def _first_difference(
@@ -98,7 +131,7 @@ def _first_difference(
         return x[:, :length].to(text.device).repeat_interleave(len(text) // len(x), dim=0)
 
     text, real = text[:, :length], text[:, :length] != PADDING
-    same = (text == alike(ids)) | (text == UNKNOWN) | ~real
+    same = (text == alike(ids)) | ~real
     if mask is not None:
         same &= real == alike(mask).bool()
     apart = (~same).any(dim=0).nonzero()

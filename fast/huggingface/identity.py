@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -32,11 +32,10 @@ def identity_of(model: Any, name: str | None = None) -> dict[str, Any]:
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"model_name = {name!r} must be a text, or None: the weights are compared")
     text = model.config.to_json_string(use_diff=False)
-    used = {adapter for each in model.modules() for adapter in _adapters_used(each)}
     return {
         "class": type(model).__name__,
         **json.loads(text, object_hook=_lasting),
-        "adapters": sorted(used),
+        "adapters": list(adapters_used(adapted(model))),
         "model_name": name,
         "weights": digest_of(model) if name is None else None,
     }
@@ -92,6 +91,19 @@ def _follows_length(module: Module, name: str) -> bool:
 
 
 # --- adapters of PEFT ---
+
+
+def adapted(model: Any) -> list[Any]:
+    """Return the layers that have adapters of PEFT."""
+    return [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
+
+
+def adapters_used(layers: Iterable[Any]) -> tuple[str, ...]:
+    """Return the adapters that these layers use now; a call may name others for its rows."""
+    used = {name for each in layers for name in _adapters_used(each)}
+    hooks = [hook for each in layers for hook in each._forward_pre_hooks.values()]
+    named = [getattr(hook, "keywords", {}).get("adapter_names") or () for hook in hooks]
+    return tuple(sorted({*used, *(f"{x} by adapter_names" for names in named for x in names)}))
 
 
 def _adapters_used(module: Any) -> list[str]:

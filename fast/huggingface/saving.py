@@ -45,6 +45,13 @@ def save(cache: Any, path: Path, model_name: str | None) -> None:
     if cache.model_counts_positions:
         raise ValueError("a text with images, whose positions only the model knows, is not saved")
     identity = identity_of(cache.model, model_name)
+    if cache.clock.adapters != (tuple(identity["adapters"]),):
+        read = " and then ".join(map(str, cache.clock.adapters))
+        raise ValueError(
+            f"the text was read with the adapters {read}, and {tuple(identity['adapters'])} are "
+            "active now: a context is saved if one choice of adapters has read all of it and is "
+            "active"
+        )
     cache.compressed.trim()
     write = Writer(_codes_of(cache.policy))
     about = {

@@ -210,7 +210,6 @@ WIDE = torch.ones(1, 34, dtype=torch.long)
         (another(10, attention_mask=None), "another one from column 0 on"),
         (another(10, attention_mask=WIDE[:, :33]), "attention_mask has 33 columns for 10 tokens"),
         (another(10, attention_mask=WIDE.clone().index_fill(1, torch.tensor([3]), 0)), "column 3"),
-        ({"inputs_embeds": torch.zeros(1, 24, 64)}, "24 tokens, of which none is new"),
     ],
 )
 def test_a_text_that_does_not_continue_the_one_in_the_cache_is_refused(given, message):
