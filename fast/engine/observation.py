@@ -215,21 +215,17 @@ def _attend_from_newest(
 def attend_unread(clock: BatchClock, queries: Queries, view: LayerView) -> Queries:
     """Attend from a whole block whose attention no score reads, by PyTorch's fused kernels.
 
-    Without a mask the kernels pass over entries that come after a row. So the sequences of a long
-    prompt attend one by one if padding stands before them; in a short one, a call costs more.
+    Without a mask the kernels pass over entries that come after a row.
     """
     keys, values = view.fused()
     m, n = queries.shape[3], keys.shape[2]
     if view.only_block and min(clock.present) == m:
         return attend_without_weights(queries, keys, values, None, causal=True)
     output = torch.zeros_like(queries, dtype=keys.dtype)
-    if view.only_block and m > MASKED and clock.padded_first:
-        for number, tokens in enumerate(clock.present):
-            row, real = slice(number, number + 1), slice(m - tokens, m)
-            own = keys[row, :, real], values[row, :, real]
-            output[row, :, :, real] = attend_without_weights(
-                queries[row, :, :, real], *own, None, causal=True
-            )
+    if alone := _one_by_one(clock, view):
+        for row, real in alone:
+            own = queries[row, :, :, real], keys[row, :, real], values[row, :, real]
+            output[row, :, :, real] = attend_without_weights(*own, None, causal=True)
         return output
     for part in parts(queries[:, :1, :1], n):  # in all heads the same slots are empty: one mask
         last = n - m + part.stop
@@ -239,25 +235,38 @@ def attend_unread(clock: BatchClock, queries: Queries, view: LayerView) -> Queri
     return output
 
 
+def _one_by_one(clock: BatchClock, view: LayerView) -> list[tuple[slice, slice]]:
+    """Return every sequence of a long prompt and where its tokens are; none if all attend together.
+
+    Alone they need no mask of padding, if it stands before them; in a short prompt, calls cost
+    more.
+    """
+    m = clock.positions.shape[1]
+    if not view.only_block or m <= MASKED or min(clock.present) == m or not clock.padded_first:
+        return []
+    rows = enumerate(clock.present)
+    return [(slice(number, number + 1), slice(m - tokens, m)) for number, tokens in rows]
+
+
 def attend_with_sums(
-    how: GroupReduction, queries: Queries, query_positions: QueryPositions, view: LayerView
+    how: GroupReduction, clock: BatchClock, queries: Queries, view: LayerView
 ) -> tuple[Queries, Attended]:
     """Attend from a whole block, and sum what its rows pay every entry, query heads joined first.
 
     The matrix of the block's attention is never in memory as a whole.
     """
     if not view.cache.triton or how == "max":
-        return _attend_and_sum_parts(how, queries, query_positions, view)
+        return _attend_and_sum_parts(how, clock, queries, view)
     keys, values, positions = view.column("keys"), view.column("values"), view.positions
-    output, lse = attend_block(queries, keys, values, query_positions, positions, view.softcap)
+    output, lse = attend_block(queries, keys, values, clock.positions, positions, view.softcap)
     received = received_attention(
-        queries, keys, query_positions, positions, softcap=view.softcap, lse=lse
+        queries, keys, clock.positions, positions, softcap=view.softcap, lse=lse
     )
     return output, Attended(received=received / queries.shape[2] if how == "mean" else received)
 
 
 def _attend_and_sum_parts(
-    how: GroupReduction, queries: Queries, query_positions: QueryPositions, view: LayerView
+    how: GroupReduction, clock: BatchClock, queries: Queries, view: LayerView
 ) -> tuple[Queries, Attended]:
     """Let each part of a block read the entries up to its last row: the block's are the last ones.
 
@@ -265,14 +274,19 @@ def _attend_and_sum_parts(
     """
     N, G, _, m, _ = queries.shape
     n, keys, values = view.positions.shape[2], view.keys, view.values
-    output, received = torch.empty_like(queries), queries.new_zeros((N, G, n))
-    for part in parts(queries, n, m if queries.is_cuda else SUMMED_ROWS):
-        last = n - m + part.stop
-        first = 0 if view.cache.ragged else n - m + part.start
-        mask = visible(query_positions[:, part], view.positions[:, :1, first:last])
-        rows, read = queries[:, :, :, part], (keys[:, :, :last], values[:, :, :last])
-        output[:, :, :, part], weights = attend(rows, *read, mask, view.softcap)
-        received[:, :, :last] += reduce_group(weights, how).sum(dim=2)
+    output, received = torch.zeros_like(queries), queries.new_zeros((N, G, n))
+    alone = _one_by_one(clock, view)
+    for row, real in alone or [(slice(0, N), slice(0, m))]:
+        start = real.start
+        for part in parts(queries[row, :, :, real], n, m if queries.is_cuda else SUMMED_ROWS):
+            tokens = slice(start + part.start, start + part.stop)
+            last = n - m + tokens.stop
+            first = 0 if view.cache.ragged and not alone else n - m + tokens.start
+            mask = visible(clock.positions[row, tokens], view.positions[row, :1, first:last])
+            read = keys[row, :, start:last], values[row, :, start:last]
+            rows = queries[row, :, :, tokens]
+            output[row, :, :, tokens], weights = attend(rows, *read, mask, view.softcap)
+            received[row, :, start:last] += reduce_group(weights, how).sum(dim=2)
     return output, Attended(received=received)
 
 

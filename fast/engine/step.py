@@ -100,7 +100,7 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
     needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
     outputs, on_host, rows = [], [], policy.reads(seen.clock)
     if rows == "all" and needs.sums is not None:
-        output, attended = attend_with_sums(needs.sums, seen.queries, seen.query_positions, view)
+        output, attended = attend_with_sums(needs.sums, seen.clock, seen.queries, view)
         policy.score.observe(seen.cache.state, seen.part(slice(0, m), attended))
         return output, Attended(), True
     unread = rows != "all" and view.softcap is None

@@ -241,6 +241,12 @@ def test_a_long_padded_prompt_needs_no_mask(masks, monkeypatch, lengths, block_s
     assert all(mask.shape[1] == 1 and mask.numel() <= most for mask in given)
 
 
+@pytest.mark.parametrize("spec", ["h2o@recent=4", "tova"])
+def test_sequences_of_a_long_prompt_are_treated_as_if_alone(monkeypatch, spec):
+    monkeypatch.setattr(observation, "MASKED", 4)
+    test_a_padded_sequence_is_treated_as_if_alone(spec)
+
+
 def test_a_short_padded_prompt_is_one_call(masks):
     model = tiny("llama", torch.float32)
     with compress(model, "knorm", BUDGET, verify=False) as cache:
