@@ -12,8 +12,8 @@ import { meanPool, reduceRows, rememberQueries } from "../windows.mjs";
  * λ = √(2·ln(i/k)/d) replaces 1/√d, so the usual scaled logits are multiplied by λ√d.
  */
 export class StepGain {
-  constructor(target, gain, inDecode, factor, floor) {
-    Object.assign(this, { target, gain, inDecode, factor, floor });
+  constructor(target, gain, inDecode, onLambda, floor) {
+    Object.assign(this, { target, gain, inDecode, onLambda, floor });
   }
 
   /** Sharpened attention `[g][r][i]` of these queries over all present entries. */
@@ -30,7 +30,7 @@ export class StepGain {
     if (this.gain === "none") return 1;
     const crowd = Math.max(this.competing(position, seen) / this.target, 1);
     if (crowd <= 1) return 1;
-    let gain = this.factor * Math.sqrt(2 * Math.log(crowd) / d) * Math.sqrt(d); // [AhaKV 12]
+    let gain = this.onLambda * Math.sqrt(2 * Math.log(crowd) / d) * Math.sqrt(d); // [AhaKV 12]
     if (this.gain === "measured") {
       const deviation = spread(raw.filter((_, j) => mask[j]));
       const flat = deviation <= 1e-12 * raw.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
