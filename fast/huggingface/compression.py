@@ -73,14 +73,18 @@ def compress(
     if verify:
         cache.not_compared = check_agreement(cache)
         cache.reads_in_pieces = cache.reads_in_pieces or reads_in_pieces(model)
-    if block_size is not None and not cache.reads_in_pieces:
-        raise ValueError(
-            f"block_size = {block_size}: the recurrent layers of {type(model).__name__} were not "
-            "shown to read a text in blocks as at once (a model that does needs verify=True); call "
-            "compress() without block_size"
-        )
+    _check_pieces(cache, block_size)
     cache.attachment.enter_context(attached(model, cache, block_size))
     return cache
+
+
+def _check_pieces(cache: CompressedCache, block_size: int | None) -> None:
+    if block_size is not None and not cache.reads_in_pieces:
+        raise ValueError(
+            f"block_size = {block_size}: the recurrent layers of {type(cache.model).__name__} were "
+            "not shown to read a text in blocks as at once (a model that does needs verify=True): "
+            "call compress() without block_size"
+        )
 
 
 def _check_block_size(block_size: int | None) -> None:

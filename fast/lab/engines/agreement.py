@@ -51,7 +51,7 @@ def _eviction(mode: str, window: int, more: str = "", recent: int = 64, **other:
 def _shift(size: int) -> Setting:
     spec = f"streaming_llm@sinks=4,every={size},when_full=true,reposition=true"
     options = {"context": 256, "keep": 4, "shift": size}
-    return Setting(f"context shift, {size} of 256", spec, 255 - size, options, 0.002)
+    return Setting(f"context shift, {size} of 256", spec, 255 - size, options, 0.003)
 
 
 Q8, Q4 = "full@precision=q8_0", "full@precision=q4_0"

@@ -29,7 +29,8 @@ from kvlab.fast.lab.evaluate.backends import (
 )
 from kvlab.fast.lab.evaluate.tasks import Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, reason, tokens_after
-from kvlab.fast.lab.sweep.plan import Job, fingerprint
+from kvlab.fast.lab.sweep.fingerprints import fingerprint
+from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.accounting import most_entries

@@ -20,7 +20,8 @@ from kvlab.fast.lab.evaluate.controls import controls_of
 from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE
-from kvlab.fast.models import model_location, stored_directory
+from kvlab.fast.lab.sweep.fingerprints import fingerprint
+from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import takes_budget, with_seed
@@ -456,18 +457,15 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
         ValueError: if a model's tokenizer cannot be loaded, two names are of one model, or a budget
             is too large.
     """
-    plan = Plan(
-        *(sweep, {}, {}, {}, version("kvlab")),
-        device=device or backends.device_here(sweep.backend),
-        versions=backends.versions_of(sweep.backend),
-    )
+    where = device or backends.device_here(sweep.backend)
+    made = backends.versions_of(sweep.backend)
+    plan = Plan(sweep, {}, {}, {}, version("kvlab"), device=where, versions=made)
     if any(map(from_outside, sweep.methods)):
         plan = replace(plan, outside=methods.discover())
     for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
         location = model_location(model, hub=sweep.backend == "fast")
-        encode = backends.load_encoder(location, sweep.backend)
+        encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)
         plan.dtypes[model] = backends.dtype_of(location, sweep.backend)
-        mark = fingerprint(location)
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
         plan.fingerprints[model], plan.lengths[model], plan.entries[model] = mark, {}, {}
@@ -477,15 +475,9 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
                 length = fmean(map(len, questions))
                 entries = {text: budget_entries(text, round(length)) for text in sweep.budgets}
                 plan.lengths[model][part.task], plan.entries[model][part.task] = length, entries
-                stated = sweep.block_size is not None or (
-                    isinstance(asked, dict) and "block_size" in asked
-                )
-                task = find_task(part.task)
-                if (
-                    isinstance(task, Rated)
-                    and task.feed == "blocks"
-                    and not (part.drafts or stated)
-                ):
+                task, own = find_task(part.task), isinstance(asked, dict) and "block_size" in asked
+                stated = part.drafts or own or sweep.block_size is not None
+                if isinstance(task, Rated) and task.feed == "blocks" and not stated:
                     block = task.block_for(questions, entries.values())
                     plan.blocks.setdefault(model, {})[part.task] = block
     for part in sweep.parts:
@@ -506,25 +498,3 @@ def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
         for seed in part.seeds
         for question in task.questions(tokenizer, encode, part.problems, seed)
     ]
-
-
-WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "added_tokens")
-"""Beginnings of the names of files, besides the weights, that change what a model writes."""
-
-
-def fingerprint(location: str) -> str:
-    """Hash model and tokenizer in a model directory; return an id on the hub with its revision.
-
-    The revision is that which was read last; an id of which nothing was read stays as it is.
-    """
-    directory = Path(location)
-    if not directory.is_dir():
-        stored = stored_directory(location)
-        return f"{location}@{Path(stored).name}" if stored else location
-    total = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
-        if path.name.startswith(WHAT_MATTERS) or path.suffix == ".safetensors":
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            total.update(f"{path.name} {digest}\n".encode())
-    return total.hexdigest()[:24]
