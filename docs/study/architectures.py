@@ -13,7 +13,6 @@ import tomllib
 import warnings
 from collections import Counter
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -26,9 +25,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface.agreement import logit_distance, stock_logits
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.tables import Table, escape_markdown
+from kvlab.fast.lab.terminal import reporting, run
 
-READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SOURCE = [Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".py", ".toml")]
+READ = tomllib.loads(SOURCE[1])
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 IMAGE_TEXT = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 MOST_PARAMETERS = 30_000_000
@@ -267,8 +270,13 @@ def main(out: Annotated[Path, typer.Argument(help="Where the page is written.")]
     """Compare all architectures, and write the page of the results."""
     transformers.logging.set_verbosity(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    out.write_text(page(list(starmap(compare, known()))), encoding="utf-8")
+    results, classes = [], known()
+    with reporting() as report, kept_steps("architectures", source=SOURCE) as steps:
+        for number, each in enumerate(classes):
+            report(number, len(classes), each[1])
+            results.append(steps.do(each, partial(compare, *each)))
+    write_text(out, page(results))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -24,7 +24,8 @@ from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.generation import decoding_options, token_ids
 from kvlab.fast.lab.measure import left_padded
 from kvlab.fast.lab.recording import record_trace
-from kvlab.fast.lab.terminal import print_line
+from kvlab.fast.lab.steps import kept_steps
+from kvlab.fast.lab.terminal import print_line, reporting, run
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
 from kvlab.reference.models import EMBEDDED
@@ -230,16 +231,26 @@ def main(
         "versions": versions(),
         "texts": [],
     }
-    found = passages(network, tokenizer, model in EMBEDDED, texts, tokens, seed)
-    for kind, several in found.items():
-        for passage in several:
-            trace = read(network, passage, every)
-            figures = recurrence_figures(trace) | bias_figures(trace) | precision_figures(trace)
+    asked = (model in EMBEDDED, texts, tokens, seed)
+    given = {"model": model, "asked": asked, "every": every}
+
+    def figures_of(passage: Passage) -> Figures:
+        trace = read(network, passage, every)
+        return recurrence_figures(trace) | bias_figures(trace) | precision_figures(trace)
+
+    study = Path(__file__).read_text("utf-8")
+    with reporting() as report, kept_steps("observations", **given, study=study) as steps:
+        report(0, 2 * texts, "writing texts")
+        found = steps.do("texts", lambda: passages(network, tokenizer, *asked))
+        everything = [(kind, passage) for kind, several in found.items() for passage in several]
+        for number, (kind, passage) in enumerate(everything, start=1):
+            report(number - 1, len(everything), kind)
+            figures = steps.do(number, partial(figures_of, passage))
             lengths = {"prompt": len(passage.prompt), "rated": len(passage.rated)}
             result["texts"].append({"kind": kind, **lengths, "figures": figures})
             write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-            print_line(f"{len(result['texts'])}: {kind}, {len(passage)} tokens")
+            print_line(f"{number}: {kind}, {len(passage)} tokens")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

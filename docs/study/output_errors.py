@@ -7,6 +7,7 @@ Every text's end is fed token by token under every method, whatever the method w
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,8 @@ from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import points
-from kvlab.fast.lab.terminal import print_line
+from kvlab.fast.lab.steps import Steps, kept_steps
+from kvlab.fast.lab.terminal import print_line, reporting, run
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
@@ -32,7 +34,10 @@ FIGURES = ("output_error", "kl", "agreement", "entries", "average_bits")
 
 
 def measure(
-    backend: FastBackend, passages: Sequence[Passage], asked: Sequence[tuple[str, int | None]]
+    backend: FastBackend,
+    passages: Sequence[Passage],
+    asked: Sequence[tuple[str, int | None]],
+    steps: Steps | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Feed the rated tokens of passages under methods; yield each method's row of figures.
 
@@ -40,6 +45,7 @@ def measure(
         backend: holds the model.
         passages: prompts, which are read at once, and the tokens that are fed after them.
         asked: methods in registry syntax, each with its budget.
+        steps: keeps the rows.
 
     Raises:
         ValueError: if a method does not fit the passages.
@@ -47,11 +53,16 @@ def measure(
     prompts = [list(passage.prompt) for passage in passages]
     rated = [list(passage.rated) for passage in passages]
     yardstick = [logits for _, logits in backend.measure(registry.get("full"), prompts, rated)]
-    for method, budget in asked:
+    steps = steps or Steps()
+
+    def figures(method: str, budget: int | None) -> dict[str, list[float]]:
         policy = registry.get(method, budget)
         found = [each for each, _ in backend.measure(policy, prompts, rated, yardstick)]
-        means = {name: [float(np.mean(getattr(each, name))) for each in found] for name in FIGURES}
-        yield {"method": method, "budget": budget, "figures": means}
+        return {name: [float(np.mean(getattr(each, name))) for each in found] for name in FIGURES}
+
+    for each in asked:
+        means = steps.do(each, partial(figures, *each))
+        yield {"method": each[0], "budget": each[1], "figures": means}
 
 
 def main(
@@ -85,11 +96,20 @@ def main(
         "versions": versions(),
         "rows": rows,
     }
-    for row in measure(backend, texts, list(points(methods.split(";"), entries))):
-        rows.append(row)
-        write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        print_line(f"{row['method']}: KL {np.mean(row['figures']['kl']):.3f}")
+    asked = list(points(methods.split(";"), entries))
+    given = {
+        "model": model,
+        "weights": weights,
+        "texts": texts,
+        "study": Path(__file__).read_text("utf-8"),
+    }
+    with reporting() as report, kept_steps("output_errors", **given) as steps:
+        for row in measure(backend, texts, asked, steps):
+            rows.append(row)
+            report(len(rows), len(asked), row["method"])
+            write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+            print_line(f"{row['method']}: KL {np.mean(row['figures']['kl']):.3f}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

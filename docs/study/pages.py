@@ -16,10 +16,13 @@ from typing import Annotated, Any
 import typer
 
 from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.proving import proved
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
+from kvlab.fast.lab.terminal import reporting, run
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
-from kvlab.reference.proofs import PAPERS, Result, claims, count, paper, prove
+from kvlab.reference.proofs import PAPERS, Result, claims, count, paper
 from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.ledger import LedgerRow, Measured, ledger
 from kvlab.reference.proofs.machine_checked import PLACE, theorems
@@ -199,12 +202,16 @@ def data(results: Results) -> list[dict[str, Any]]:
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are written.")]) -> None:
     """Check every claim, and write the page and its data."""
     known = claims()
-    proved = {result.claim.tag: result for result in prove(known, os.cpu_count() or 1)}
-    results = {claim.tag: proved[claim.tag] for claim in known}
-    (directory / "claims.md").write_text(claims_page(results), encoding="utf-8")
+    found = {}
+    with reporting() as report:
+        for result in proved(known, os.cpu_count() or 1):
+            found[result.claim.tag] = result
+            report(len(found), len(known), result.name)
+    results = {claim.tag: found[claim.tag] for claim in known}
+    write_text(directory / "claims.md", claims_page(results))
     text = json.dumps(data(results), ensure_ascii=False)
-    (directory / "claims.json").write_text(f"{text}\n", encoding="utf-8")
+    write_text(directory / "claims.json", f"{text}\n")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -18,6 +18,8 @@ import numpy as np
 from mutants import BUGS, ROOT, SIZED_BUGS, Bug, Copy
 
 from kvlab.fast.lab.drawing import Picture, canvas, finish
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.terminal import working
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
 from kvlab.reference.conformance.made import method_cases, sized_cases
@@ -132,6 +134,8 @@ def draw(result: dict[str, Any]) -> Picture:
 
 
 if __name__ == "__main__":
-    images, found = Path(sys.argv[1]) / "images", measure()
-    (images / "yardsticks.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    images = Path(sys.argv[1]) / "images"
+    with working("asking planted bugs"):
+        found = measure()
+    write_text(images / "yardsticks.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     draw(found).save(images / "yardsticks.svg")

@@ -1,6 +1,6 @@
 """The ``kvlab`` command. Commands that need the reference alone work without PyTorch."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 from typer.core import TyperGroup
@@ -18,20 +18,14 @@ from kvlab.fast.lab.commands.sweep import report, sweep
 from kvlab.fast.lab.commands.texts import needle, perplexity
 from kvlab.fast.lab.commands.trace import trace
 from kvlab.fast.lab.commands.view import view
-from kvlab.fast.lab.terminal import STOPPED, print_version, stopped
+from kvlab.fast.lab.terminal import Stoppable, print_version
 
 BadUsage = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 """What typer raises on words that it does not understand: only a subclass has a public name."""
 
 
-class _Commands(TyperGroup):
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command, until Ctrl-C."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            stopped(stop)
-            raise typer.Exit(STOPPED) from None
+class _Commands(Stoppable, TyperGroup):
+    pass
 
 
 app = typer.Typer(

@@ -11,9 +11,9 @@ UNFINISHED = ".unfinished"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8; an OSError names the file."""
-    with named(path), folder_of(path):
-        path.write_text(text, encoding="utf-8")
+    """Write a file in UTF-8, completely or not at all; an OSError names the file."""
+    with write_completely(path.resolve()) as file:
+        file.write(text.encode())
 
 
 @contextmanager

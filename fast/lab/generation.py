@@ -1,17 +1,29 @@
 """A model writes a text under a method; entries, bytes and seconds are counted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import StoppingCriteria
 
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.points import After, tokens_after
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
+
+Stopped = Callable[[], bool]
+"""Says whether a text is to end with the token that was just written."""
+
+
+class _Ends(StoppingCriteria):
+    def __init__(self, stopped: Stopped) -> None:
+        self.stopped = stopped
+
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        return torch.full((len(input_ids),), self.stopped(), device=input_ids.device)
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ def generate(
     block_size: int | None = None,
     max_new_tokens: int = 128,
     report: Report | None = None,
+    stopped: Stopped | None = None,
 ) -> Written:
     """Let a model continue a text under a method.
 
@@ -62,6 +75,7 @@ def generate(
         block_size: tokens per block of the prompt; None reads the prompt at once.
         max_new_tokens: tokens to write at most.
         report: is called after each token.
+        stopped: says after each token whether the text ends there.
 
     Raises:
         ValueError: if an argument is not allowed, or the tokenizer refuses the prompt.
@@ -70,7 +84,7 @@ def generate(
     inputs = encode_prompt(tokenizer, prompt, model.device)
     prompt_tokens = inputs["input_ids"].shape[1]
     entries = None if budget is None else budget_entries(budget, prompt_tokens + max_new_tokens)
-    options = decoding_options(model, max_new_tokens)
+    options = decoding_options(model, max_new_tokens, stopped=stopped)
     timer = TokenTimer(max_new_tokens, report)
     with compress(model, method, entries, block_size) as cache:
         tokens = model.generate(**inputs, **options, past_key_values=cache, streamer=timer)[0]
@@ -115,11 +129,14 @@ def encode_prompt(tokenizer: Any, prompt: str, device: Any) -> dict[str, torch.T
     return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
 
 
-def decoding_options(model: Any, max_new_tokens: int, temperature: float = 0.0) -> dict[str, Any]:
+def decoding_options(
+    model: Any, max_new_tokens: int, temperature: float = 0.0, stopped: Stopped | None = None
+) -> dict[str, Any]:
     """Return options with which ``model.generate`` writes as `kvlab.reference.generate` does.
 
     The model writes the likeliest token, or draws at a temperature: penalties, top-k and top-p that
-    come with a model do not apply. A token that ends the model's texts ends this text.
+    come with a model do not apply. A token that ends the model's texts ends this text, and so does
+    ``stopped``.
     """
     own = model.generation_config
     end = own.eos_token_id
@@ -132,6 +149,7 @@ def decoding_options(model: Any, max_new_tokens: int, temperature: float = 0.0) 
         "top_p": 1.0,
         "repetition_penalty": 1.0,
         "pad_token_id": first_end if own.pad_token_id is None else own.pad_token_id,
+        **({} if stopped is None else {"stopping_criteria": [_Ends(stopped)]}),
     }
 
 

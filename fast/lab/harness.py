@@ -38,6 +38,7 @@ from kvlab.fast.lab.points import (
     points,
     tokens_after,
 )
+from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load, muted
@@ -279,6 +280,7 @@ def evaluate_tasks(
     include_path: Path | None = None,
     report: Report = lambda done, total, what: None,
     tell: Callable[[EvaluatedRow], object] = lambda row: None,
+    steps: Steps | None = None,
     **loading: Any,
 ) -> tuple[EvaluatedRow, ...]:
     """Run every task under every method at every budget.
@@ -295,6 +297,7 @@ def evaluate_tasks(
         include_path: folder of further tasks.
         report: is called with (runs done, runs in all, the method) before each run.
         tell: is called with each row as soon as it is there.
+        steps: keeps the rows.
         loading: device, dtype and parallel, as `kvlab.fast.models.loading.load` takes them.
 
     Raises:
@@ -325,7 +328,7 @@ def evaluate_tasks(
         found = {"figures": figures, "versions": results["versions"]}
         return EvaluatedRow(method=method, budget=budget, **found)
 
-    return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell)
+    return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell, steps)
 
 
 def _check(tasks: Sequence[str], feed: str = "steps", **numbers: int | None) -> None:

@@ -8,10 +8,12 @@ says why, and the other points go on.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from traceback import format_tb
 from typing import Any, TypeVar
 
+from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -154,6 +156,7 @@ def measure_points(
     refused: type[Measured],
     report: Report = lambda done, total, what: None,
     tell: Callable[[Measured], object] = lambda row: None,
+    steps: Steps | None = None,
 ) -> tuple[Measured, ...]:
     """Measure every point.
 
@@ -163,15 +166,16 @@ def measure_points(
         refused: class of the rows.
         report: is called before each point with (points done, points in all, the method).
         tell: is called with each row as soon as it is there.
+        steps: keeps the rows of methods that could run.
 
     Raises:
         ValueError: if no method could run.
     """
-    asked, rows = list(asked), []
+    asked, rows, steps = list(asked), [], steps or Steps()
     for number, (method, budget) in enumerate(asked):
         report(number, len(asked), method)
         try:
-            rows.append(measure(method, budget))
+            rows.append(steps.do((method, budget), partial(measure, method, budget)))
         except Exception as error:
             rows.append(refused(method=method, budget=budget, **reason(error)))
         tell(rows[-1])

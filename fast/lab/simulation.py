@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from kvlab.fast.lab.points import (
     points,
     reason,
 )
+from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -71,6 +73,7 @@ def simulate(
     exact: bool | None = None,
     workers: int = 1,
     report: Report = lambda done, total, what: None,
+    steps: Steps | None = None,
 ) -> Simulation:
     """Replay a trace under methods and budgets.
 
@@ -84,6 +87,7 @@ def simulate(
         exact: whether the best keep sets are found.
         workers: processes.
         report: is called after each layer.
+        steps: keeps what was found of each layer.
 
     Raises:
         ValueError: if an argument is not allowed, or no method can run.
@@ -98,8 +102,12 @@ def simulate(
     asked, policies = _asked(trace, specs, entries, block_size)
 
     def judged(some: list[Policy]) -> Iterator[Sequence[Judgement]]:
-        layers = []
-        for judgements in judge(trace, some, block_size, workers, threshold, gap, exact):
+        names = tuple(map(repr, some))
+        layers = list(takewhile(bool, (kept.found.get((names, n)) for n in range(L))))
+        rest = without_layers(trace, len(layers))
+        how = block_size, workers, threshold, gap, exact
+        for judgements in judge(rest, some, *how) if rest else ():
+            kept.keep((names, len(layers)), judgements)
             layers.append(judgements)
             report(len(layers), L, "layers")
         return zip(*layers, strict=True)
@@ -110,6 +118,7 @@ def simulate(
         except Exception as error:
             return replace(row, **reason(error))
 
+    kept = steps or Steps()
     waiting = [row for row in asked if row.refusal is None]
     try:
         made = [_sum_up(trace, *each) for each in zip(waiting, judged(policies), strict=True)]
@@ -118,6 +127,15 @@ def simulate(
     check_any(made)
     rows = iter(made)
     return Simulation(trace, tuple(row if row.refusal else next(rows) for row in asked))
+
+
+def without_layers(trace: Trace, first: int) -> Trace | None:
+    """Return a trace without the first recorded layers; None if no layer is left."""
+    if first in (0, trace.shape[0]):
+        return None if first else trace
+    arrays = {name: getattr(trace, name)[first:] for name in ("queries", "keys", "values")}
+    layers = trace.metadata.layers[first:]
+    return replace(trace, **arrays, metadata=replace(trace.metadata, layers=layers))
 
 
 def _asked(

@@ -2,16 +2,17 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
+from threading import Event, Thread
 from typing import Any, NoReturn, TextIO
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.status import Status
+from typer.core import TyperCommand
 
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate, text_of, visible
 
@@ -22,51 +23,62 @@ Report = Callable[[int, int, str], None]
 """A long computation calls it with the steps done, the steps in all, and what it is doing."""
 
 
-EVERY = 10.0
-"""Seconds between two lines about a computation, where stderr is no terminal."""
+SILENT, LONGEST = 10.0, 300.0
+"""Seconds before the first line where stderr is no terminal, doubled for each, and at most."""
+
+
+@contextmanager
+def _lines() -> Iterator[Callable[[str], None]]:
+    """Print now and then, unless stderr is a terminal, what the function was told last."""
+    said, ended = ["starting"], Event()
+
+    def print_said() -> None:
+        pause = SILENT
+        while not ended.wait(pause):
+            print_aside(said[-1])
+            pause = min(2 * pause, LONGEST)
+
+    if not errors.is_terminal:
+        Thread(target=print_said, daemon=True).start()
+    try:
+        yield lambda text: said.__setitem__(-1, text)
+    finally:
+        ended.set()
 
 
 @contextmanager
 def reporting(transient: bool = False) -> Iterator[Report]:
-    """Show on stderr what a computation reports: on a progress bar, or line by line in a file.
+    """Show on stderr what a computation reports: a bar on a terminal, else a line now and then.
 
     A transient bar leaves nothing behind. What is printed meanwhile appears above the bar, and goes
     into a pipe if stdout is one.
     """
-    if not errors.is_terminal:
-        yield _lines()
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(
-        *columns,
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=errors,
         transient=transient,
         redirect_stdout=sys.stdout.isatty(),
-    ) as bar:
+    )
+    with bar, _lines() as say:
         task = bar.add_task("starting", total=None)
 
         def report(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=escape(what))
+            say(f"{done} of {total}: {what}")
 
         yield report
+        bar.update(task, completed=bar.tasks[task].total)
 
 
-def _lines() -> Report:
-    said = time.monotonic()
-
-    def report(done: int, total: int, what: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= EVERY:
-            said = time.monotonic()
-            errors.print(f"{done} of {total}: {what}", markup=False, soft_wrap=True)
-
-    return report
-
-
-def working(what: str) -> Status:
+@contextmanager
+def working(what: str) -> Iterator[None]:
     """Say on stderr what is going on, for as long as the context lasts."""
-    return errors.status(escape(what))
+    with errors.status(escape(what)), _lines() as say:
+        say(what)
+        yield
 
 
 def results_only() -> redirect_stdout[TextIO]:
@@ -98,6 +110,11 @@ def refuse(reason: str, code: int = 2) -> NoReturn:
         f"kvlab: {visible(reason)}", style="red", markup=False, highlight=False, soft_wrap=True
     )
     raise SystemExit(code)
+
+
+def print_aside(text: str) -> None:
+    """Print a line on stderr, which is for people only."""
+    errors.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_caption(text: str) -> None:
@@ -132,7 +149,7 @@ def printing_rows(
     try:
         yield tell
     except KeyboardInterrupt as stop:
-        seen = "printed" if wanted else "lost, because --json prints them at the end"
+        seen = "printed" if wanted else "not printed, because --json prints them at the end"
         stop.add_note(f"{counted(rows, 'row')} {seen}, no file written")
         raise
 
@@ -149,9 +166,34 @@ STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 
-def stopped(stop: KeyboardInterrupt) -> None:
-    """Say what is left of a command that Ctrl-C has ended."""
-    errors.print(f"stopped: {'; '.join(getattr(stop, '__notes__', ['nothing was written']))}")
+class Stoppable:
+    """A command, or a group of them, that says what is left when Ctrl-C has ended it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command, until Ctrl-C."""
+        try:
+            return super().invoke(ctx)  # type: ignore[misc]
+        except KeyboardInterrupt as stop:
+            stopped_by(stop)
+
+
+def stopped_by(stop: KeyboardInterrupt) -> NoReturn:
+    """Say what is left of a command that Ctrl-C has ended, and end it."""
+    notes = getattr(stop, "__notes__", ["nothing was written"])
+    print_aside(f"stopped: {'; '.join(reversed(notes))}")  # the innermost was added first
+    raise SystemExit(STOPPED) from None
+
+
+class _StoppableCommand(Stoppable, TyperCommand):
+    pass
+
+
+def run(main: Callable[..., Any]) -> NoReturn:
+    """Run a function as a command of its own, with its parameters as options."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(cls=_StoppableCommand)(main)
+    app()
+    raise SystemExit
 
 
 def print_facts(facts: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Runs an implementation on test vectors and drawn cases; looks for small cases that fail."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -161,14 +162,20 @@ def _run_cases(
     asked = [case for case in chosen if case.target not in not_offered]
     asked.sort(key=lambda case: targets.index(case.target))
     by_group: dict[tuple[str, str], list[Outcome]] = {}
-    for number, case in enumerate(asked):
-        progress(number, len(asked), case.target)
-        outcomes = by_group.setdefault((case.target, case.group), [])
-        first = not any(each.status == Status.FAILED for each in outcomes)
-        began = monotonic()
-        outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
-        if outcomes[-1].smallest is not None:
-            seconds -= min(seconds, monotonic() - began)
+    try:
+        for number, case in enumerate(asked):
+            progress(number, len(asked), case.target)
+            outcomes = by_group.setdefault((case.target, case.group), [])
+            first = not any(each.status == Status.FAILED for each in outcomes)
+            began = monotonic()
+            outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
+            if outcomes[-1].smallest is not None:
+                seconds -= min(seconds, monotonic() - began)
+    except KeyboardInterrupt as stop:
+        statuses = Counter(each.status for own in by_group.values() for each in own)
+        counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        stop.add_note(f"{statuses.total()} of {len(asked)} cases run: {counts or 'none'}")
+        raise
     progress(len(asked), len(asked), "done")
     groups = (Group(*key, tuple(outcomes)) for key, outcomes in by_group.items())
     return Report(tuple(groups), not_offered)

@@ -9,6 +9,14 @@ from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.start import main
 
 
+@pytest.fixture(autouse=True)
+def unfinished(tmp_path_factory, monkeypatch):
+    """Keep steps of stopped commands where no other test finds them; return the folder."""
+    place = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr("kvlab.fast.lab.steps.cache_directory", lambda: place)
+    return place / "unfinished"
+
+
 def run(*arguments):
     """Run a command that must succeed; return what it prints."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])

@@ -126,13 +126,3 @@ def test_rows_go_into_a_pipe_while_a_bar_is_on_the_terminal(monkeypatch, capsys)
     with printing.reporting(transient=True):
         printing.print_line("a row")
         assert capsys.readouterr().out == "a row\n"
-
-
-def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
-    monkeypatch.setattr(printing, "errors", Console(stderr=True, force_terminal=False))
-    clock = iter([0.0, 4.0, 11.0, 11.0, 12.0])
-    monkeypatch.setattr(printing.time, "monotonic", lambda: next(clock))
-    with printing.reporting() as report:
-        for done in (1, 2, 3):
-            report(done, 4, f"[{done}]")
-    assert capsys.readouterr().err == "2 of 4: [2]\n"

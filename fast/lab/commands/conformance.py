@@ -150,7 +150,7 @@ class FuzzSettings(Tested):
 @command
 def fuzz(settings: FuzzSettings) -> None:
     """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
-    with closing(settings.implementation()) as under_test:
+    with closing(settings.implementation()) as under_test, working("asking drawn cases"):
         report = ask_drawn(settings.target, under_test, settings.seed, settings.count)
     settings.tell(report)
 

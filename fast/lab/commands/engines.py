@@ -8,6 +8,7 @@ import typer
 from kvlab.fast.lab import engines
 from kvlab.fast.lab.commands.settings import Group, Json, command
 from kvlab.fast.lab.points import AFTER_EVICTION
+from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.fast.models import gguf_file
@@ -88,12 +89,17 @@ def check(wanted: _Check) -> None:
     asked = {"weights": str(weights), "tokens": wanted.tokens}
     asked |= {"prompts": [tokenizer(text).input_ids[:224] for text in texts]}  # of one length
     model, rows = torch.nn.Module.float(model), []
-    with reporting(transient=True) as report:
+    steps_of = kept_steps("check", engine=wanted.engine, method=wanted.method, asked=asked)
+    with reporting(transient=True) as report, steps_of as steps:
         for number, setting in enumerate(found[name] for name in names):
             report(number, len(names), setting.name)
-            written = engines.generate(wanted.engine, {**asked, "settings": setting.options})
             spec = wanted.method or setting.spec
-            figures = agreement.compare(model, spec, setting.budget, written)
+
+            def figures_of(setting: agreement.Setting = setting, spec: str = spec) -> dict:
+                written = engines.generate(wanted.engine, {**asked, "settings": setting.options})
+                return agreement.compare(model, spec, setting.budget, written)
+
+            figures = steps.do((setting.name, setting.budget), figures_of)
             row = {"setting": setting.name, "specification": spec, **figures}
             rows.append({**row, "verdict": setting.verdict(figures)})
     if wanted.json:

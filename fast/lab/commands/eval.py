@@ -14,6 +14,7 @@ from kvlab.fast.lab.commands.settings import (
     command,
     words,
 )
+from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.terminal import errors, printing_rows, results_only
 from kvlab.fast.models import model_location
 from kvlab.reference.models import reasoner_directory
@@ -60,7 +61,11 @@ def evaluate(settings: _Settings) -> None:
 
     results = redirect_stdout(sys.stdout)
     wanted = not settings.json
-    with printing_rows(harness.COLUMNS, wanted=wanted) as print_row, results_only():
+    with (
+        printing_rows(harness.COLUMNS, wanted=wanted) as print_row,
+        kept_steps("eval", **given) as steps,
+        results_only(),
+    ):
 
         def tell(row: harness.EvaluatedRow) -> None:
             with results:
@@ -68,7 +73,7 @@ def evaluate(settings: _Settings) -> None:
                     print_row(each)
 
         rows = harness.evaluate_tasks(
-            specs=settings.specs, how=how, report=report, tell=tell, **others
+            specs=settings.specs, how=how, report=report, tell=tell, steps=steps, **others
         )
     folder = settings.include_path
     plain = {**given, "include_path": None if folder is None else str(folder)}

@@ -12,6 +12,7 @@ from kvlab.fast.lab.commands.settings import (
     read_prompt,
 )
 from kvlab.fast.lab.points import check_points, reason
+from kvlab.fast.lab.steps import stop_with, until_stopped
 from kvlab.fast.lab.terminal import print_facts, print_json, refuse, reporting
 from kvlab.reference.checks import check_at_least
 
@@ -41,7 +42,7 @@ def generate(settings: _Settings) -> None:
     check_points([settings.method], budgets, tokens + settings.max_new_tokens)
     network = settings.load(settings.dtype)
     try:
-        with reporting(transient=True) as report:
+        with reporting(transient=True) as report, until_stopped("token") as stopped:
             written = generation.generate(
                 network,
                 tokenizer,
@@ -51,15 +52,18 @@ def generate(settings: _Settings) -> None:
                 block_size=settings.block_size,
                 max_new_tokens=settings.max_new_tokens,
                 report=report,
+                stopped=stopped,
             )
     except Exception as error:
         why = reason(error)
         refuse(f"{settings.method}: {why['refusal']}", 1 if "failed" in why else 2)
     if settings.json:
         print_json(asdict(written))
-        return
-    print(written.text)
-    print_facts(_facts(written, settings.budget))
+    else:
+        print(written.text)
+        print_facts(_facts(written, settings.budget))
+    if stopped():
+        raise stop_with(f"{written.written_tokens} of {settings.max_new_tokens} tokens written")
 
 
 def _facts(written: "Written", asked: str | None) -> dict[str, str]:

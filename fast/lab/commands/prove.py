@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvlab.fast.lab.commands.settings import Json, Workers, command
+from kvlab.fast.lab.proving import proved
 from kvlab.fast.lab.terminal import console, errors, print_json, reporting
 from kvlab.reference import proofs
 from kvlab.reference.proofs import machine_checked
@@ -36,7 +37,7 @@ def prove(settings: _Settings) -> None:
     waiting = Counter(claim.paper for claim in claims)
     try:
         with reporting(transient=True) as report:
-            for result in proofs.prove(claims, settings.workers):
+            for result in proved(claims, settings.workers):
                 results.append(result)
                 report(len(results), len(claims), result.name)
                 paper = result.claim.paper

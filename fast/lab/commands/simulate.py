@@ -16,6 +16,7 @@ from kvlab.fast.lab.commands.settings import (
     Workers,
     command,
 )
+from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.terminal import print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.trace import load_trace
@@ -42,9 +43,11 @@ def simulate(settings: _Settings) -> None:
 
     A budget in percent is that share of the trace's tokens.
     """
-    with reporting() as told:
+    trace, file = load_trace(settings.trace), settings.trace.stat()
+    asked = vars(settings) | {"file": (file.st_size, file.st_mtime_ns)}
+    with reporting() as told, kept_steps("simulate", **asked) as steps:
         found = simulation.simulate(
-            load_trace(settings.trace),
+            trace,
             settings.specs,
             settings.asked("50%", "70%"),
             block_size=settings.block_size,
@@ -53,6 +56,7 @@ def simulate(settings: _Settings) -> None:
             exact=settings.exact,
             workers=settings.workers,
             report=told,
+            steps=steps,
         )
     if not settings.json:
         print_table(simulation.table(found), simulation.title(found.trace))

@@ -15,6 +15,7 @@ from kvlab.fast.lab.commands.settings import (
     read_prompt,
 )
 from kvlab.fast.lab.files import folder_of, named
+from kvlab.fast.lab.steps import stop_with, until_stopped
 from kvlab.fast.lab.tables import MISSING
 from kvlab.fast.lab.terminal import print_facts, print_json, reporting, working
 from kvlab.reference.checks import check_at_least, check_choice
@@ -50,9 +51,9 @@ def trace(settings: _Settings) -> None:
     encode_prompt(tokenizer, text, "cpu")
     network = settings.load()
     inputs = encode_prompt(tokenizer, text, network.device)
-    options = decoding_options(network, settings.max_new_tokens)
-    with reporting(transient=True) as report:
+    with reporting(transient=True) as report, until_stopped("token") as stopped:
         timer = TokenTimer(settings.max_new_tokens, report)
+        options = decoding_options(network, settings.max_new_tokens, stopped=stopped)
         recorded = record_trace(
             network, layers=wanted, dtype=settings.dtype, streamer=timer, **inputs, **options
         )
@@ -63,6 +64,8 @@ def trace(settings: _Settings) -> None:
         print_json(summary)
     else:
         print_facts({name.replace("_", " "): _shown(value) for name, value in summary.items()})
+    if stopped():
+        raise stop_with(f"{summary['written_tokens']} tokens recorded in {output}")
 
 
 def _layer_numbers(text: str) -> list[int]:

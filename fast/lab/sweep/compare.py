@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,14 +10,16 @@ from typing import Any
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.evaluate.tasks import Rated, find_task
 from kvlab.fast.lab.points import AFTER_EVICTION, ORACLE, built, check_any, marked_budget
+from kvlab.fast.lab.steps import Steps, kept_steps
 from kvlab.fast.lab.sweep.jobs import (
+    Engine,
     Failure,
     Found,
     failed_rows,
     in_processes,
     in_this_process,
 )
-from kvlab.fast.lab.sweep.plan import Plan, Sweep, make_plan
+from kvlab.fast.lab.sweep.plan import Job, Plan, Sweep, make_plan
 from kvlab.fast.lab.sweep.summary import (
     Point,
     Results,
@@ -148,21 +150,32 @@ def run_in_memory(
     rows: list[Found] = []
     of_point: dict[tuple, list[Found]] = defaultdict(list)
     first: dict[tuple[str, str], Point] = {}
-    for done, (job, made) in enumerate(engine(jobs), start=1):
-        if isinstance(made, Failure):
-            made = failed_rows(job, made)
-        rows += made
-        if report is not None:
-            report(done, len(jobs), job.label)
-        if tell is not None and job.method in sweep.methods:
-            at = job.task, job.method, job.budget
-            own = of_point[job.model, *at]
-            own += made
-            if len(own) == wanted[job.task]:
-                point = point_of(*at, own, wanted[job.task])
-                yardstick = first.setdefault((job.model, job.task), point)
-                tell(against_full([yardstick, point])[-1])
+    with kept_steps("jobs", jobs=[job.id for job in jobs], **loading) as steps:
+        for done, (job, made) in enumerate(_do(jobs, engine, steps), start=1):
+            rows += made
+            if report is not None:
+                report(done, len(jobs), job.label)
+            if tell is not None and job.method in sweep.methods:
+                at = job.task, job.method, job.budget
+                own = of_point[job.model, *at]
+                own += made
+                if len(own) == wanted[job.task]:
+                    point = point_of(*at, own, wanted[job.task])
+                    yardstick = first.setdefault((job.model, job.task), point)
+                    tell(against_full([yardstick, point])[-1])
     return Results(plan, rows)
+
+
+def _do(jobs: Sequence[Job], engine: Engine, steps: Steps) -> Iterator[tuple[Job, list[Found]]]:
+    """Yield jobs with their rows, first those that were done before the command was stopped."""
+    yield from ((job, steps.found[job.id]) for job in jobs if job.id in steps.found)
+    missing = [job for job in jobs if job.id not in steps.found]
+    for job, made in engine(missing) if missing else ():
+        if isinstance(made, Failure):
+            yield job, failed_rows(job, made)
+        else:
+            steps.keep(job.id, made)
+            yield job, made
 
 
 def _order(plan: Plan) -> Iterator[tuple[str, str, str, int | None]]:

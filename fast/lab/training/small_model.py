@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.steps import stop_with, until_stopped
+from kvlab.fast.lab.terminal import stopped_by
 
 IGNORED = -100
 """Target that the loss leaves out."""
@@ -214,10 +218,15 @@ class Training:
         self.seconds, self.cpu_seconds = state["seconds"], state["cpu_seconds"]
         self.recent.extend(state["recent"])
 
-    def run(self) -> None:
-        """Train to the end, and write the model and its log."""
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Train to the end, and write the model and its log; ``stopped`` ends it with a step."""
         saved = time.monotonic()
         while self.step < self.curriculum.recipe.steps:
+            if stopped():
+                self.save()
+                raise stop_with(
+                    f"step {self.step} is in {self.checkpoint}, which the next run reads"
+                )
             started, worked = time.monotonic(), time.process_time()
             self.recent.append(self.learn(self.curriculum.batch()))
             self.step += 1
@@ -290,7 +299,7 @@ class Training:
             "cpu_seconds": self.cpu_seconds,
             "log": self.log,
         }
-        (self.out / "training_log.json").write_text(json.dumps(record, indent=1) + "\n")
+        write_text(self.out / "training_log.json", json.dumps(record, indent=1) + "\n")
 
 
 def main(description: str | None, recipe: Any, curriculum: Any, threads: int) -> None:
@@ -303,4 +312,8 @@ def main(description: str | None, recipe: Any, curriculum: Any, threads: int) ->
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
     asked = recipe(seed=arguments.seed, steps=arguments.steps)
-    Training(curriculum(asked), arguments.out).run()
+    try:
+        with until_stopped("step") as stopped:
+            Training(curriculum(asked), arguments.out).run(stopped)
+    except KeyboardInterrupt as stop:
+        stopped_by(stop)

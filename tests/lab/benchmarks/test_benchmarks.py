@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
-from kvlab.fast.lab.benchmarks.measuring import Measurements, measuring
+from kvlab.fast.lab.benchmarks.measuring import measuring
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 from kvlab.fast.lab.reports import Text
+from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Table
 from kvlab.reference.models import reasoner_directory
 from study.benchmarks import decoding, result_blocks
@@ -244,9 +245,9 @@ def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_pat
     part = tmp_path / "result.json.part"
     with pytest.raises(AssertionError, match=r"stopped after \d of 6 measurements"):
         measured(decode, *asked)
-    assert part.read_text().count("\n") >= 1 + 2
-    with part.open("a") as file:
-        file.write('["cut o')
+    assert len(Steps(part).found) == 1 + 2
+    with part.open("ab") as file:
+        file.write(b"cut o")
     found = measured(decode, *asked)
     assert len(written) == 1 + 1 + 2
     assert all(len(each["tokens_per_second"]) == 2 for each in found["parts"]["real"])
@@ -254,14 +255,11 @@ def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_pat
 
 
 def test_what_another_command_measured_is_refused(tmp_path, capsys):
-    asked = {"tokens": 3}, "cpu", 2
-    with measuring(tmp_path / "result.json", *asked) as once:
-        part = tmp_path / "result.json.part"
+    result, part = tmp_path / "result.json", tmp_path / "result.json.part"
+    with measuring(result, {"tokens": 3}, "cpu", 2) as once:
         assert once("one", lambda: 1.5) == 1.5
-        assert Measurements(part, json.loads(part.read_text().splitlines()[0]), 2).found == {
-            "one": 1.5
-        }
-        with pytest.raises(SystemExit):
-            Measurements(part, {"asked": {"tokens": 4}}, 2)
+        with pytest.raises(SystemExit), measuring(result, {"tokens": 4}, "cpu", 2):
+            pass
+        assert Steps(part).found["one"] == 1.5
     assert "asked = {'tokens': 3}, and this is {'tokens': 4}" in capsys.readouterr().err
     assert not part.exists()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from noise import noise
 
+from kvlab.fast.lab import simulation
 from kvlab.fast.lab.planning import pays_from
+from kvlab.fast.lab.steps import Steps
 from kvlab.fast.models import is_fetched
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate as reference_generate
@@ -142,6 +144,24 @@ def test_figures_are_those_of_the_replay(data, noise_file):
     assert small["hits"] <= large["hits"] < full["hits"] == 1
     assert (full["entries"], full["error"]) == (70, pytest.approx(0))
     assert (full["skill"], full["premature"], full["refusal"]) == (None, None, None)
+
+
+def test_layers_that_were_judged_are_not_judged_again(noise_file):
+    trace = load_trace(noise_file)
+
+    def simulated(steps):
+        return simulation.simulate(trace, ["h2o", "tova"], ["50%"], steps=steps)
+
+    steps, alone = Steps(), simulated(None)
+    assert simulated(steps) == alone
+    judged = []
+    for step in list(steps.found)[1:]:
+        del steps.found[step]
+    with pytest.MonkeyPatch.context() as patch:
+        real = simulation.judge
+        patch.setattr(simulation, "judge", lambda *x: judged.append(x[0]) or real(*x))
+        assert simulated(steps).rows == alone.rows
+    assert [rest.metadata.layers for rest in judged] == [trace.metadata.layers[1:]]
 
 
 def test_a_bound_gives_less_skill_than_the_best_keep_sets(data, noise_file):

@@ -1,0 +1,124 @@
+"""Long work that may be stopped at any moment: what is done is kept, and the next run goes on.
+
+The results of steps are kept one by one in a file in kvlab's cache, which is named by a hash of
+all that they depend on. The same command reads it, does what is missing, and removes it at its end.
+"""
+
+import hashlib
+import json
+import pickle
+import platform
+import signal
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import kvlab.fast
+import kvlab.reference
+from kvlab.fast.lab.tables import counted
+from kvlab.fast.lab.terminal import print_aside
+from kvlab.fast.models import cache_directory
+from kvlab.reference.methods import discover
+
+T = TypeVar("T")
+
+
+class Steps:
+    """What was found in the steps of a work, by the step; each is kept as soon as it is there."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read what a file holds; without one, nothing outlives the process."""
+        self.path = path
+        self.found: dict[Hashable, Any] = {} if path is None else _read(path)
+
+    def keep(self, step: Hashable, found: Any) -> None:
+        """Keep what was found in a step."""
+        self.found[step] = found
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                file.write(pickle.dumps((step, found)))
+
+    def do(self, step: Hashable, work: Callable[[], T]) -> T:
+        """Return what a step finds; it is done only if it was not done before."""
+        if step not in self.found:
+            self.keep(step, work())
+        return self.found[step]
+
+
+def _read(path: Path) -> dict[Hashable, Any]:
+    """Return whole steps; what a killed process wrote after them is cut off."""
+    found: dict[Hashable, Any] = {}
+    if path.is_file():
+        with path.open("r+b") as file:
+            whole = 0
+            try:
+                while True:
+                    step, value = pickle.load(file)
+                    found[step], whole = value, file.tell()
+            except Exception:  # the end, or half a step, which fails in many ways
+                file.truncate(whole)
+    return found
+
+
+@contextmanager
+def kept_steps(work: str, **asked: Any) -> Iterator[Steps]:
+    """Keep the steps of a work until all are done.
+
+    Args:
+        work: name of the command.
+        asked: all that the results depend on, besides kvlab, methods from outside, the versions
+            of what computes, and the machine.
+    """
+    name = hashlib.sha256(json.dumps([_program(), asked], default=str).encode()).hexdigest()[:16]
+    steps = Steps(cache_directory() / "unfinished" / f"{work}-{name}")
+    if steps.found:
+        count = counted(len(steps.found), "step")
+        print_aside(f"going on after {count} in {steps.path}; delete it to begin anew")
+    try:
+        yield steps
+    except KeyboardInterrupt as stop:
+        if steps.found:
+            count = counted(len(steps.found), "step")
+            stop.add_note(f"{count} kept in {steps.path}: the same command goes on from there")
+        raise
+    assert steps.path is not None
+    steps.path.unlink(missing_ok=True)
+
+
+@cache
+def _program() -> str:
+    """Return a hash of the source of kvlab, of methods from outside, of versions and machine."""
+    from kvlab.fast.lab.benchmarks.results import versions
+
+    total = hashlib.sha256(json.dumps([versions(), discover(), platform.node()]).encode())
+    for package in (kvlab.fast, kvlab.reference):
+        for path in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
+            total.update(path.read_bytes())
+    return total.hexdigest()
+
+
+def stop_with(note: str) -> KeyboardInterrupt:
+    """Return what ends a command that Ctrl-C has stopped, and says what there is."""
+    stop = KeyboardInterrupt()
+    stop.add_note(note)
+    return stop
+
+
+@contextmanager
+def until_stopped(what: str) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C only be noted, so that ``what`` ends well; the second one is as ever."""
+    pressed = []
+
+    def note(number: int, frame: Any) -> None:
+        signal.signal(number, before)
+        pressed.append(number)
+        print_aside(f"stopping after this {what}; Ctrl-C again stops at once")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

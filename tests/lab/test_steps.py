@@ -1,0 +1,140 @@
+"""Long work goes on where it was stopped, and says meanwhile what it does."""
+
+import os
+import signal
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from rich.console import Console
+from shapes import shapes_checked
+from typer.testing import CliRunner
+
+from kvlab.fast.lab import files, terminal
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.steps import Steps, kept_steps, until_stopped
+from kvlab.fast.lab.sweep import jobs as doing
+from kvlab.reference.simulator.trace import load_trace
+
+COMPARE = "compare --problems 1 --task jumps@fewest=8,most=10 --budget 60% --no-controls "
+COMPARE += "--methods full;knorm;tova --workers 1"
+
+
+def test_steps_outlive_the_process_and_half_a_step_is_cut_off(tmp_path):
+    path = tmp_path / "deep" / "steps"
+    assert Steps(path).do("first", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    Steps(path).keep(("second", 2), {"x": 1.5})
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 3])
+    steps = Steps(path)
+    assert list(steps.found) == ["first", ("second", 2)]
+    assert path.read_bytes() == whole
+    assert steps.do(("second", 2), lambda: pytest.fail("done anew")) == {"x": 1.5}
+
+
+def test_a_work_that_is_stopped_goes_on_and_another_one_does_not(unfinished, capsys):
+    def work(until, **asked):
+        done = []
+        with kept_steps("work", **asked) as steps:
+            for number in range(4):
+                if number == until:
+                    raise KeyboardInterrupt
+                steps.do(number, lambda number=number: done.append(number))
+        return done
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        work(2, size=1)
+    (file,) = unfinished.iterdir()
+    assert stop.value.__notes__ == [f"2 steps kept in {file}: the same command goes on from there"]
+    assert work(None, size=2) == [0, 1, 2, 3]
+    assert work(None, size=1) == [2, 3]
+    assert f"going on after 2 steps in {file}" in capsys.readouterr().err
+    assert work(None, size=1) == [0, 1, 2, 3]
+    assert [*unfinished.iterdir()] == []
+
+
+def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
+    done = []
+
+    def in_one(jobs, workers, most=None):
+        for number, (job, found) in enumerate(doing.in_this_process(jobs)):
+            if number == most:
+                raise KeyboardInterrupt
+            done.append(job.method)
+            yield job, found
+
+    results = []
+    for most in (1, None):
+        monkeypatch.setattr(
+            "kvlab.fast.lab.sweep.compare.in_processes",
+            lambda jobs, workers, most=most: in_one(jobs, workers, most),
+        )
+        with shapes_checked(False):
+            results.append(CliRunner().invoke(app, COMPARE.split()))
+    stopped, whole = results
+    assert (stopped.exit_code, whole.exit_code) == (terminal.STOPPED, 0)
+    assert "1 step kept" in " ".join(stopped.stderr.split())
+    assert sorted(done) == ["full", "knorm", "tova"]
+    assert all(name in whole.stdout for name in done)
+
+
+def test_a_trace_that_is_stopped_holds_what_was_written(tmp_path, monkeypatch):
+    from kvlab.fast.lab import generation
+
+    def put(self, value, real=generation.TokenTimer.put):
+        real(self, value)
+        if len(self.times) == 4:  # the prompt and three tokens
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(generation.TokenTimer, "put", put)
+    out = tmp_path / "trace.npz"
+    found = CliRunner().invoke(app, ["trace", "--max-new-tokens", "40", "-o", str(out)])
+    assert found.exit_code == terminal.STOPPED
+    assert f"tokens recorded in {out}" in " ".join(found.stderr.split())
+    trace = load_trace(out)
+    assert 0 < trace.shape[3] - trace.prompt < 6
+
+
+def test_the_second_ctrl_c_stops_at_once():
+    with until_stopped("token") as stopped, suppress(KeyboardInterrupt):
+        assert not stopped()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopped()
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("was not stopped")
+
+
+def test_lines_say_what_goes_on_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "SILENT", 0.01)
+    said = []
+    monkeypatch.setattr(terminal, "print_aside", said.append)
+    with terminal.reporting() as report:
+        report(3, 9, "h2o [at] 50%")
+        while "3 of 9: h2o [at] 50%" not in said:
+            pass
+    with terminal.working("loading"):
+        while "loading" not in said:
+            pass
+    monkeypatch.setattr(terminal, "errors", Console(stderr=True, force_terminal=True))
+    said.clear()
+    with terminal.reporting() as report:
+        report(3, 9, "h2o")
+    assert said == []
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    files.write_text(path, "old")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    files.write_text(link, "new")
+    assert path.read_text() == "new" and link.is_symlink()
+
+    def pressed(file):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "fsync", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_text(path, "half")
+    assert path.read_text() == "new"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "report.html"]
