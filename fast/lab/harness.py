@@ -308,25 +308,18 @@ def evaluate_tasks(
     check_points(specs, budgets)
     manager = _task_manager(model, tasks, include_path)
     network, tokenizer = load(model, **loading)
-    how = {**how, "tokenizer": tokenizer}
+    asked = {"num_fewshot": fewshot, "limit": limit, "task_manager": manager}
+    asked |= {"apply_chat_template": chat, "fewshot_as_multiturn": chat, "log_samples": False}
 
     def measure(method: str, budget: str | None) -> EvaluatedRow:
-        compressed: Any = CompressedLM(network, method, budget, **how)
+        compressed: Any = CompressedLM(network, method, budget, tokenizer=tokenizer, **how)
         with muted("lm_eval", logging.ERROR):
-            results: Any = evaluator.simple_evaluate(
-                model=compressed,
-                tasks=list(tasks),
-                num_fewshot=fewshot,
-                limit=limit,
-                apply_chat_template=chat,
-                fewshot_as_multiturn=chat,
-                task_manager=manager,
-                log_samples=False,
-            )
+            results: Any = evaluator.simple_evaluate(compressed, tasks=list(tasks), **asked)
         counts = compressed.after_eviction if evicts(method) else {}
         figures = tuple(_figures(method, budget, results, counts))
-        found = {"figures": figures, "versions": results["versions"]}
-        return EvaluatedRow(method=method, budget=budget, **found)
+        return EvaluatedRow(
+            method=method, budget=budget, figures=figures, versions=results["versions"]
+        )
 
     return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell, steps)
 

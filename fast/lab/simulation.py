@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -95,22 +96,15 @@ def simulate(
     check_share(threshold=threshold)
     check_at_least(0, gap=gap)
     check_at_least(1, block_size=1 if block_size is None else block_size)
-    L, _, _, tokens, _ = trace.shape
+    tokens = trace.shape[3]
     if trace.prompt == tokens:
         raise ValueError(f"the trace holds a prompt of {tokens} tokens and nothing generated")
     entries = sorted({budget_entries(text, tokens) for text in budgets})
     asked, policies = _asked(trace, specs, entries, block_size)
 
     def judged(some: list[Policy]) -> Iterator[Sequence[Judgement]]:
-        names = tuple(map(repr, some))
-        layers = list(takewhile(bool, (kept.found.get((names, n)) for n in range(L))))
-        rest = without_layers(trace, len(layers))
         how = block_size, workers, threshold, gap, exact
-        for judgements in judge(rest, some, *how) if rest else ():
-            kept.keep((names, len(layers)), judgements)
-            layers.append(judgements)
-            report(len(layers), L, "layers")
-        return zip(*layers, strict=True)
+        return _judge_layers(trace, some, how, report, steps or Steps())
 
     def alone(row: SimulatedRow, policy: Policy) -> SimulatedRow:
         try:
@@ -118,7 +112,6 @@ def simulate(
         except Exception as error:
             return replace(row, **reason(error))
 
-    kept = steps or Steps()
     waiting = [row for row in asked if row.refusal is None]
     try:
         made = [_sum_up(trace, *each) for each in zip(waiting, judged(policies), strict=True)]
@@ -127,6 +120,20 @@ def simulate(
     check_any(made)
     rows = iter(made)
     return Simulation(trace, tuple(row if row.refusal else next(rows) for row in asked))
+
+
+def _judge_layers(
+    trace: Trace, policies: Sequence[Policy], how: Sequence[Any], report: Report, steps: Steps
+) -> Iterator[Sequence[Judgement]]:
+    """Yield what was found of each policy in all layers, those that were done before included."""
+    names, L = tuple(map(repr, policies)), trace.shape[0]
+    layers = list(takewhile(bool, (steps.found.get((names, n)) for n in range(L))))
+    rest = without_layers(trace, len(layers))
+    for judgements in judge(rest, policies, *how) if rest else ():
+        steps.keep((names, len(layers)), judgements)
+        layers.append(judgements)
+        report(len(layers), L, "layers")
+    return zip(*layers, strict=True)
 
 
 def without_layers(trace: Trace, first: int) -> Trace | None:
