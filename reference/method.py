@@ -84,9 +84,9 @@ class Method(ABC):
         return self.budgeted
 
     @property
-    def innermost(self) -> "Method":
-        """The method without its wrappers."""
-        return self
+    def parts(self) -> tuple["Method", ...]:
+        """The method and, behind it, those that it wraps."""
+        return (self,)
 
     @property
     def note(self) -> str:
@@ -109,8 +109,8 @@ class Wrapper(Method):
     base: Method
 
     @property
-    def innermost(self) -> Method:
-        return self.base.innermost
+    def parts(self) -> tuple[Method, ...]:
+        return (self, *self.base.parts)
 
     @property
     def note(self) -> str:
@@ -163,8 +163,8 @@ class CommonOptions(Wrapper):
     def _in_codes(self, policy: Policy) -> Policy:
         if not isinstance(policy.precision, Full):
             raise ValueError(
-                f"precision = {self.precision!r} must be 'full' for {self.innermost.name}, which "
-                "has a precision of its own"
+                f"precision = {self.precision!r} must be 'full' for "
+                f"{self.parts[-1].name}, which has a precision of its own"
             )
         return replace(policy, precision=precisions()[self.precision])
 

@@ -136,7 +136,7 @@ def methods_named(*named):
     """Let the registry find these modules and files besides its own, and forget them again."""
     registered, before = dict(methods._registered), os.environ.get(OUTSIDE)
     os.environ[OUTSIDE] = os.pathsep.join(map(str, named))
-    methods.discover.cache_clear()
+    methods.discover_again()
     try:
         yield
     finally:
@@ -145,6 +145,6 @@ def methods_named(*named):
             os.environ[OUTSIDE] = before
         methods._registered.clear()
         methods._registered.update(registered)
-        methods.discover.cache_clear()
+        methods.discover_again()
         for each in named:
             sys.modules.pop(Path(each).stem, None)

@@ -14,9 +14,9 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
@@ -42,7 +42,8 @@ _registered: dict[str, type[Method]] = {}
 # --- discovery -----------------------------------------------------------------------------------
 
 
-def known() -> dict[str, type[Method]]:
+@cache
+def known() -> Mapping[str, type[Method]]:
     """Return every method by name: in the order of publication, those that wrap another last.
 
     Raises:
@@ -83,7 +84,19 @@ def register(method: MethodClass) -> MethodClass:
                 f"{_source_of(other)} and by {method.__qualname__} of {_source_of(method)}"
             )
     _registered[name] = method
+    _look_up_again()
     return method
+
+
+def _look_up_again() -> None:
+    known.cache_clear()
+    read.cache_clear()
+
+
+def discover_again() -> None:
+    """Let the next call look for methods anew, because what `OUTSIDE` names has changed."""
+    discover.cache_clear()
+    _look_up_again()
 
 
 def _source_of(method: type[Method]) -> str:
@@ -117,14 +130,6 @@ def _is_from_outside(value: Any) -> bool:
     return value in _registered.values() or hasattr(value, "twin_of")
 
 
-def is_outside(spec: str) -> bool:
-    """Say whether a part of a composition is defined outside of kvlab."""
-    part: Method | None = parse(spec)
-    while part is not None and type(part).__module__.startswith("kvlab."):
-        part = getattr(part, "base", None)
-    return part is not None
-
-
 def _register_all(module: ModuleType) -> None:
     """Register the methods that a module defines; methods that it imports are left out."""
     for value in vars(module).values():
@@ -151,8 +156,7 @@ def wrappers() -> tuple[str, ...]:
 
 def variants() -> dict[str, str]:
     """Return the named ablations and variants of the papers, and their registry syntax."""
-    found = known().values()
-    return {name: spec for method in found for name, spec in method.variants.items()}
+    return {name: spec for method in known().values() for name, spec in method.variants.items()}
 
 
 def describe() -> dict[str, dict[str, Any]]:
@@ -161,7 +165,7 @@ def describe() -> dict[str, dict[str, Any]]:
         name: {
             "source": method.source,
             "equations": list(method.equations),
-            "options": _options(method),
+            "options": dict(_options(method)),
         }
         for name, method in known().items()
     }
@@ -193,8 +197,8 @@ def compared() -> tuple[str, ...]:
 
 
 def takes_budget(spec: str) -> bool:
-    """Whether a method has to be told how many entries may be kept."""
-    return parse(spec).innermost.needs_budget
+    """Say whether a method has to be told how many entries may be kept."""
+    return read(spec).takes_budget
 
 
 def notes(specs: Iterable[str]) -> tuple[str, ...]:
@@ -202,7 +206,7 @@ def notes(specs: Iterable[str]) -> tuple[str, ...]:
     found = []
     for spec in specs:
         with suppress(ValueError, TypeError):
-            found.append(parse(spec).note)
+            found.append(read(spec).method.note)
     return tuple(dict.fromkeys(filter(None, found)))
 
 
@@ -212,7 +216,7 @@ def base_name(spec: str) -> str:
 
 
 def _with_defaults(name: str) -> str:
-    return f"{name}:h2o" if name in wrappers() else name
+    return f"{name}:h2o" if issubclass(lookup(name), Wrapper) else name
 
 
 # --- syntax --------------------------------------------------------------------------------------
@@ -237,52 +241,79 @@ def get(spec: str, budget: int | None = None, **options: Any) -> Policy:
 
 def parse(spec: str, **options: Any) -> Method:
     """Return the method, with its options, that ``spec`` names; errors are those of `get`."""
+    return _composed(spec, options) if options else read(spec).method
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A specification, parsed."""
+
+    text: str
+    method: Method
+
+    @property
+    def takes_budget(self) -> bool:
+        """Whether it has to be told how many entries may be kept."""
+        return self.method.parts[-1].needs_budget
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether a part of the composition is defined outside of kvlab."""
+        return not all(type(each).__module__.startswith("kvlab.") for each in self.method.parts)
+
+    def seeded(self, seed: int) -> str:
+        """Return it with a seed if it draws at random, unless its text states one."""
+        spec = variants().get(self.text, self.text)
+        written = spec.partition("@")[2]
+        draws = any("seed" in _options(type(each)) for each in self.method.parts)
+        if not draws or "seed" in read_options(spec, written):
+            return spec
+        return f"{spec}{',' if written else '@'}seed={seed}"
+
+
+@cache
+def read(spec: str) -> Spec:
+    """Parse a specification, once; errors are those of `get`."""
+    return Spec(spec, _composed(spec, {}))
+
+
+def _composed(spec: str, options: Mapping[str, Any]) -> Method:
     spec = variants().get(spec, spec)
     if len(spec.split()) > 1:
         raise ValueError(f"method = {spec!r} must be one method")
     composition, _, written = spec.partition("@")
-    options = {**read_options(spec, written), **options}
-    name, _, base = composition.partition(":")
-    if base and (control := lookup(name).before_another):
-        own, inner = _take(control, options), parse(base, **options)
-        if isinstance(inner, CommonOptions):
-            return replace(inner, base=_build(control, own, base=inner.base))
-        return _build(control, own, base=inner)
-    wrapping = wrappers()
-    if name not in wrapping and base:
-        raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(wrapping)}")
-    if name in wrapping and (not base or base in wrapping):
-        raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
-    parts = [lookup(name), *([lookup(base)] if base else [])]
-    taken = [_take(part, options) for part in parts]
-    of_every_method = _take(CommonOptions, options)
-    if options:
+    parts = _parts(composition)
+    given = {**read_options(spec, written), **options}
+    taken = [
+        (part, {name: given.pop(name) for name in _options(part).keys() & given.keys()})
+        for part in (*parts, CommonOptions)
+    ]
+    if given:
         allowed = sorted({option for part in parts for option in _options(part)})
         raise ValueError(
-            f"unknown option {min(options)!r} of {composition}; allowed are "
+            f"unknown option {min(given)!r} of {composition}; allowed are "
             f"{', '.join(allowed) or 'none'}, and of every method {', '.join(OF_EVERY_METHOD)}"
         )
-    method = _build(parts[-1], taken[-1])
-    if base:
-        method = _build(parts[0], taken[0], base=method)
-    return _build(CommonOptions, of_every_method, base=method) if of_every_method else method
+    *wrapping, innermost, (_, common) = taken
+    method = _build(*innermost)
+    for part, own in reversed(wrapping):
+        method = _build(part, own, base=method)
+    return _build(CommonOptions, common, base=method) if common else method
 
 
-def _take(part: type[Method], options: dict[str, Any]) -> dict[str, Any]:
-    """Remove from options those that a part of a composition has, and return them."""
-    return {option: options.pop(option) for option in _options(part).keys() & options.keys()}
-
-
-def with_seed(spec: str, seed: int) -> str:
-    """Give a method that draws at random a seed, unless ``spec`` states one."""
-    drawing, part = False, parse(spec)
-    while not drawing and part is not None:
-        drawing, part = "seed" in _options(type(part)), getattr(part, "base", None)
-    spec = variants().get(spec, spec)
-    written = spec.partition("@")[2]
-    if not drawing or "seed" in read_options(spec, written):
-        return spec
-    return f"{spec}{',' if written else '@'}seed={seed}"
+def _parts(composition: str) -> list[type[Method]]:
+    """Return the classes of ``wrapper:name``, in this order."""
+    name, _, base = composition.partition(":")
+    part = lookup(name)
+    if base and part.before_another:
+        return [part.before_another, *_parts(base)]
+    if not issubclass(part, Wrapper):
+        if base:
+            raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(wrappers())}")
+        return [part]
+    if not base or base in wrappers():
+        raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
+    return [part, lookup(base)]
 
 
 class UnknownMethodError(ValueError):
@@ -311,7 +342,9 @@ def _build(part: type[Method], options: dict[str, Any], **base: Method) -> Metho
     return part(**options, **base)
 
 
-def _options(method: type[Method]) -> dict[str, Any]:
+@cache
+def _options(method: type[Method]) -> Mapping[str, Any]:
+    """Return a method's options with their defaults."""
     own = (field for field in fields(method) if field.init)  # type: ignore[arg-type]
     return {field.name: field.default for field in own if field.name != "base"}
 

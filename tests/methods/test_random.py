@@ -80,6 +80,6 @@ def test_a_matched_control_takes_options_of_the_method_and_a_seed():
     assert control.score.inner.seed == 7
     assert control.schedule.decode_steps == 5
     assert control.protect.inner.recent == 3
-    assert methods.with_seed("random:h2o@recent=3", 5) == "random:h2o@recent=3,seed=5"
-    with pytest.raises(ValueError, match="unknown option 'window' of h2o"):
+    assert methods.read("random:h2o@recent=3").seeded(5) == "random:h2o@recent=3,seed=5"
+    with pytest.raises(ValueError, match="unknown option 'window' of random:h2o"):
         methods.get("random:h2o@window=3", 12)

@@ -245,7 +245,7 @@ def _sources(method: Method) -> str:
     return "\n        ".join(
         f"{each.source}; equations {', '.join(each.equations) or 'none'}; "
         f"read {type(each).__module__.removeprefix('kvlab.').replace('.', '/')}.py"
-        for each in (method, *([method.innermost] if isinstance(method, Wrapper) else []))
+        for each in dict.fromkeys((method, method.parts[-1]))
     )
 
 

@@ -24,7 +24,7 @@ from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.backends import device_here
 from kvlab.fast.lab.sweep.jobs import Failure, Found, Result, attempt
 from kvlab.fast.lab.sweep.plan import Job
-from kvlab.reference.methods import discover
+from kvlab.reference.methods import discover_again
 from kvlab.reference.outside import OUTSIDE, named
 
 ADDRESS = "RAY_ADDRESS"
@@ -119,7 +119,7 @@ def run_job(
     """
     if os.environ.get(OUTSIDE, "") != outside:
         os.environ[OUTSIDE] = outside
-        discover.cache_clear()
+        discover_again()
     for name, ours in relevant_versions().items():
         if theirs[name] != ours:
             raise ValueError(f"a worker of the cluster has {name} {ours}, not {theirs[name]}")

@@ -24,7 +24,7 @@ from kvlab.fast.lab.sweep.fingerprints import fingerprint
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.methods import takes_budget, with_seed
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 
@@ -210,7 +210,7 @@ def budgeted(spec: str) -> bool:
 
 def from_outside(spec: str) -> bool:
     """Say whether one of a sweep's methods is defined outside of kvlab."""
-    return spec != ORACLE and methods.is_outside(spec)
+    return spec != ORACLE and methods.read(spec).from_outside
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -346,7 +346,7 @@ class Job:
         """The method as it is run: every seed and every batch draws anew."""
         if self.method == ORACLE:
             return ORACLE
-        return with_seed(self.method, self.seed + BETWEEN_BATCHES * self.first)
+        return methods.read(self.method).seeded(self.seed + BETWEEN_BATCHES * self.first)
 
     @property
     def label(self) -> str:

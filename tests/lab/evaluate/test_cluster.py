@@ -212,7 +212,7 @@ def test_a_worker_imports_the_methods_that_the_driver_names(tmp_path):
     *_, looks = write_files(tmp_path)
     with methods_named():
         given = cluster.relevant_versions(), str(looks)
-        assert cluster.run_job(None, lambda job: methods.is_outside("caote:looks"), *given)
+        assert cluster.run_job(None, lambda job: methods.read("caote:looks").from_outside, *given)
 
 
 def test_other_versions_are_refused():

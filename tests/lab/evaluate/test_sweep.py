@@ -37,7 +37,7 @@ from kvlab.fast.lab.sweep.run import (
 )
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
-from kvlab.reference.methods import with_seed
+from kvlab.reference.methods import read
 from kvlab.reference.models import reasoner_directory
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
@@ -144,10 +144,10 @@ def test_a_model_of_the_hub_is_one_revision_of_it(monkeypatch):
 
 
 def test_only_methods_that_draw_are_given_the_seed():
-    assert with_seed("nacl", 5) == "nacl@seed=5"
-    assert with_seed("nacl@sinks=2", 5) == "nacl@sinks=2,seed=5"
-    assert with_seed("nacl@seed=1", 5) == "nacl@seed=1"
-    assert with_seed("h2o@every=16", 5) == "h2o@every=16"
+    assert read("nacl").seeded(5) == "nacl@seed=5"
+    assert read("nacl@sinks=2").seeded(5) == "nacl@sinks=2,seed=5"
+    assert read("nacl@seed=1").seeded(5) == "nacl@seed=1"
+    assert read("h2o@every=16").seeded(5) == "h2o@every=16"
 
 
 @pytest.mark.parametrize(("line", "message"), REFUSED["sweep"].items())
