@@ -108,13 +108,14 @@ def test_no_module_but_proofs_is_too_long():
 
 
 def test_no_function_but_kernels_is_too_long():
+    """A command's signature is its list of options, and counts as none of its lines."""
     found = [
         (path, node.name)
         for path in MODULES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
         and not {"kernel", "common.kernel"} & set(map(ast.unparse, node.decorator_list))
-        and (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_A_FUNCTION
+        and (node.end_lineno or 0) - node.body[0].lineno >= MOST_LINES_OF_A_FUNCTION
     ]
     assert not found
 

@@ -12,7 +12,6 @@ from kvlab.fast.lab.commands.generate import generate
 from kvlab.fast.lab.commands.methods import methods, recurrence
 from kvlab.fast.lab.commands.plan import plan
 from kvlab.fast.lab.commands.prove import prove
-from kvlab.fast.lab.commands.settings import Group
 from kvlab.fast.lab.commands.simulate import simulate
 from kvlab.fast.lab.commands.sweep import report, sweep
 from kvlab.fast.lab.commands.texts import needle, perplexity
@@ -54,10 +53,10 @@ app.add_typer(engines.app, name="engines")
 
 
 @app.callback()
-class About(Group):
-    """Learn, check and speed up KV-cache compression for large language models."""
-
+def about(
     version: Annotated[
         bool,
         typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
-    ] = False
+    ] = False,
+) -> None:
+    """Learn, check and speed up KV-cache compression for large language models."""

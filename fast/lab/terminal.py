@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from threading import Event, Thread
@@ -194,6 +194,21 @@ def run(main: Callable[..., Any]) -> NoReturn:
     app.command(cls=_StoppableCommand)(main)
     app()
     raise SystemExit
+
+
+def finish(
+    data: Any, rows: Iterable[Any], as_json: bool, caption: str = "", written: str = ""
+) -> None:
+    """Print the data, or what follows their rows; end with code 1 if a method failed."""
+    if as_json:
+        print_json(data)
+    else:
+        if caption:
+            print_caption(caption)
+        if written:
+            print_line(written)
+    if any(row.failed for row in rows):
+        raise typer.Exit(1)
 
 
 def print_facts(facts: dict[str, str]) -> None:

@@ -1,29 +1,43 @@
 """``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from kvlab.fast.lab.commands.settings import (
+from kvlab.fast.lab.commands.options import (
+    METHODS,
+    PROCESSORS,
     Budgets,
     Controls,
     Json,
+    Model,
     Problems,
+    Seed,
     Workers,
     check_output,
-    command,
+    read_budgets,
     read_methods,
     say_notes,
 )
 from kvlab.fast.lab.evaluate.backends import default_backend
+from kvlab.fast.lab.evaluate.controls import explained, gains_table
+from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.points import AFTER_CAPTION, BUDGET_CAPTION, ORACLE, check_points
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
 from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.fast.lab.tables import counted
-from kvlab.fast.lab.terminal import print_caption, print_line
+from kvlab.fast.lab.terminal import (
+    finish,
+    print_caption,
+    print_line,
+    print_table,
+    printing_rows,
+    reporting,
+)
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.accounting import ENTRIES
@@ -43,63 +57,69 @@ CAPTION = (
 )
 
 
-class _Settings(Budgets, Controls, Problems, Workers, Json):
-    methods: Annotated[str | None, typer.Option("--methods", "--method")] = None
-    """Registry syntax, separated by ';' or blanks."""
-    model: str | None = None
-    """Short name (kvlab models list), directory, or id on the hub."""
-    task: str | None = None
-    """As in 'jumps@most=50'; default: what the embedded model solves."""
-    backend: str | None = None
-    """fast: PyTorch; reference: NumPy. Default: fast if it is installed."""
-    report: Path | None = None
-    """HTML report to write: tables and curves."""
-
-    def sweep(self) -> Sweep:
-        """Return the comparison that is asked for; errors and memory are of the first problems."""
-        backend, model = self.backend or default_backend(), self.model or MODEL
-        task = self.task or EMBEDDED.get(model, TASK)
-        batch, measured = (32, 4) if backend == "fast" else (1, 1)
-        return Sweep(
-            methods=registry.compared() if self.methods is None else read_methods(self.methods),
-            budgets=self.asked("70%", "85%"),
-            problems=self.problems,
-            measured=min(self.problems, measured),
-            models=(model,),
-            tasks=(task,),
-            seeds=(self.seed,),
-            batch=batch,
-            backend=backend,
-            to_first_error=find_task(task).one_answer,
-            controls=self.controls,
-        )
-
-
-@command
-def compare(settings: _Settings) -> None:
+def compare(
+    methods: Annotated[str | None, METHODS] = None,
+    model: Model = None,
+    task: Annotated[
+        str | None, Option(help="As in 'jumps@most=50'; default: what the embedded model solves.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        Option(help="fast: PyTorch; reference: NumPy. Default: fast if it is installed."),
+    ] = None,
+    report: Annotated[Path | None, Option(help="HTML report to write: tables and curves.")] = None,
+    budgets: Budgets = None,
+    controls: Controls = True,
+    problems: Problems = 16,
+    seed: Seed = 0,
+    workers: Workers = PROCESSORS,
+    json: Json = False,
+) -> None:
     """Compare methods on an embedded model: accuracy, error, memory, time.
 
     A budget in percent is that share of the mean tokens of prompt and solution.
     """
-    check_output("report", settings.report)
-    sweep = settings.sweep()
+    check_output("report", report)
+    backend, model = backend or default_backend(), model or MODEL
+    task = task or EMBEDDED.get(model, TASK)
+    batch, measured = (32, 4) if backend == "fast" else (1, 1)
+    sweep = Sweep(
+        methods=registry.compared() if methods is None else read_methods(methods),
+        budgets=read_budgets(budgets, "70%", "85%"),
+        problems=problems,
+        measured=min(problems, measured),  # errors and memory are of the first problems
+        models=(model,),
+        tasks=(task,),
+        seeds=(seed,),
+        batch=batch,
+        backend=backend,
+        to_first_error=find_task(task).one_answer,
+        controls=controls,
+    )
     say_notes(sweep.methods)
     if named := [each for each in sweep.methods if each != ORACLE]:
         check_points(named, sweep.budgets)
-    model_location(sweep.models[0], hub=sweep.backend == "fast")  # refused before all else
-    if not settings.json:
+    model_location(model, hub=backend == "fast")  # refused before all else
+    if not json:
         print_caption(WHAT_IT_IS)
-        problems = counted(sweep.problems, "problem")
-        print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n")
-    with settings.printing(comparing.columns_of(sweep)) as told:
-        comparison = comparing.compare(sweep, settings.workers, *told)
-    written = ""
-    if settings.report is not None:
+        print_line(f"{counted(problems, 'problem')} of {sweep.tasks[0]}, {backend} backend\n")
+    columns = comparing.columns_of(sweep)
+    with reporting(transient=True) as told, printing_rows(columns, wanted=not json) as tell:
+        comparison = comparing.compare(sweep, workers, told, tell)
+    summary, written = comparison.summary, ""
+    if report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
 
-        write_comparison(comparison, settings.report)
-        written = f"report: {settings.report.resolve().as_uri()}"
-    if not settings.json:
-        summary = comparison.summary
-        settings.print_gains(summary.gains, main_measure(summary.points))
-    settings.end(comparison.summary.points, comparison.to_json(), CAPTION, written)
+        write_comparison(comparison, report)
+        written = f"report: {report.resolve().as_uri()}"
+    if not json:
+        print_gains(summary.gains, main_measure(summary.points))
+    finish(comparison.to_json(), summary.points, json, CAPTION, written)
+
+
+def print_gains(gains: Sequence[Test], measure: Measure) -> None:
+    """Print what methods gain over their controls, if any control ran."""
+    if gains:
+        if (table := gains_table(gains, measure)).rows:
+            print_table(table)
+        print_caption(explained(gains))

@@ -5,10 +5,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
+from typer import Argument, Exit, Option, Typer
 
-from kvlab.fast.lab.commands.settings import Group, Json, check_output, command
+from kvlab.fast.lab.commands.options import Json, check_output
 from kvlab.fast.lab.files import folder_of, named, write_text
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import (
@@ -29,7 +29,7 @@ from kvlab.reference.conformance.checker import fuzz as ask_drawn
 from kvlab.reference.conformance.exporting import FORMATS, TEXTS, files_of
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.operation import DESCRIBED
-from kvlab.reference.conformance.program import Program
+from kvlab.reference.conformance.program import Program as RunProgram
 from kvlab.reference.conformance.report import (
     ABOUT_GROUPS,
     XFAILS,
@@ -43,7 +43,7 @@ from kvlab.reference.conformance.report import (
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.method import CommonOptions, Method, Wrapper, field_docstrings
 
-app = typer.Typer(
+app = Typer(
     no_args_is_help=True, help="Test your own kernel against the reference, in any language."
 )
 
@@ -51,108 +51,123 @@ MOST_NAMES = 12
 """How many targets without a test the report names at most."""
 
 
-class Tested(Json):
-    """What is tested."""
-
-    file: Annotated[Path | None, typer.Argument()] = None
-    """Python file that defines IMPLEMENTATIONS."""
-    program: Annotated[str | None, typer.Option("--exec")] = None
-    """Program to run as PROGRAM TARGET INPUT OUTPUT."""
-    arrays: str | None = None
-    """numpy, torch, cupy, jax.numpy; default: the file's ARRAYS."""
-    device: str | None = None
-    """Device, as that library names it."""
-    precision: str | None = None
-    """float32, float16 or bfloat16, for inputs and tolerance."""
-    timeout: float = 60.0
-    """Seconds that one case may take."""
-    seed: Annotated[int, typer.Option(min=0)] = 0
-    """Seed of the numbers in drawn cases."""
-
-    def implementation(self) -> Isolated | Program:
-        """Return the implementation, in a process of its own, which has to be closed."""
-        if self.timeout <= 0:
-            raise ValueError(f"timeout = {self.timeout} must be above 0 seconds")
-        if (self.file is None) == (self.program is None):
-            raise ValueError("either a Python file or --exec PROGRAM must be given")
-        if self.program is not None and (self.arrays is not None or self.device is not None):
-            raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
-        if self.file is not None:
-            given = self.file, self.arrays, self.device, self.precision or ""
-            return Isolated(*given, self.timeout)
-        return Program(str(self.program), self.precision or "float32", self.timeout)
-
-    def tell(self, report: Report) -> None:
-        """Print a report; leave with exit code 1 if a case fails."""
-        if self.json:
-            print_json(to_plain(report))
-        else:
-            _show(report)
-        if not report.passed:
-            raise typer.Exit(1)
-
-
-class RunSettings(Tested):
-    """Which cases are run."""
-
-    target: str | None = None
-    """A building block, method or step; default: all."""
-    group: list[str] | None = None
-    """Groups to run; may be repeated."""
-    exclude: list[str] | None = None
-    """Groups to leave out; may be repeated."""
-    minimise: bool = True
-    """Look for the smallest inputs on which a group fails."""
-    calls: Annotated[int, typer.Option(min=1)] = 1
-    """Calls of each case."""
-    sizes: list[str] | None = None
-    """small: the vectors; kernel, long: drawn cases. May be repeated."""
-    spec: Annotated[
-        str, typer.Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
-    ] = vectors.LATEST
-    xfails: Annotated[
-        Path | None, typer.Option(help=f"Known failures; default: {XFAILS}, if there is one.")
-    ] = None
+File = Annotated[Path | None, Argument(help="Python file that defines IMPLEMENTATIONS.")]
+Program = Annotated[
+    str | None, Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
+]
+Arrays = Annotated[
+    str | None, Option(help="numpy, torch, cupy, jax.numpy; default: the file's ARRAYS.")
+]
+Device = Annotated[str | None, Option(help="Device, as that library names it.")]
+Precision = Annotated[
+    str | None, Option(help="float32, float16 or bfloat16, for inputs and tolerance.")
+]
+Timeout = Annotated[float, Option(help="Seconds that one case may take.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the numbers in drawn cases.")]
+Target = Annotated[str, Argument(help="A building block, or a step as in h2o.score.")]
+Out = Annotated[Path, Option(help="Directory to write.")]
 
 
 @app.command()
-@command
-def run(settings: RunSettings) -> None:
+def run(
+    file: File = None,
+    target: Annotated[
+        str | None, Option(help="A building block, method or step; default: all.")
+    ] = None,
+    group: Annotated[list[str] | None, Option(help="Groups to run; may be repeated.")] = None,
+    exclude: Annotated[
+        list[str] | None, Option(help="Groups to leave out; may be repeated.")
+    ] = None,
+    minimise: Annotated[
+        bool, Option(help="Look for the smallest inputs on which a group fails.")
+    ] = True,
+    calls: Annotated[int, Option(min=1, help="Calls of each case.")] = 1,
+    sizes: Annotated[
+        list[str] | None,
+        Option(help="small: the vectors; kernel, long: drawn cases. May be repeated."),
+    ] = None,
+    spec: Annotated[
+        str, Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
+    ] = vectors.LATEST,
+    xfails: Annotated[
+        Path | None, Option(help=f"Known failures; default: {XFAILS}, if there is one.")
+    ] = None,
+    program: Program = None,
+    arrays: Arrays = None,
+    device: Device = None,
+    precision: Precision = None,
+    timeout: Timeout = 60.0,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
-    listed = settings.xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
+    listed = xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
     known = {} if listed is None else read_xfails(listed)
-    with closing(settings.implementation()) as under_test, reporting(transient=True) as told:
+    tested = _implementation(file, program, arrays, device, precision, timeout)
+    with closing(tested) as under_test, reporting(transient=True) as told:
         report = check(
-            settings.target,
+            target,
             under_test,
-            groups=settings.group or None,
-            exclude=settings.exclude or (),
-            minimise=settings.minimise,
-            calls=settings.calls,
-            sizes=settings.sizes or ("small",),
-            seed=settings.seed,
-            spec=settings.spec,
+            groups=group or None,
+            exclude=exclude or (),
+            minimise=minimise,
+            calls=calls,
+            sizes=sizes or ("small",),
+            seed=seed,
+            spec=spec,
             progress=told,
         )
-    settings.tell(judged(report, known))
-
-
-class FuzzSettings(Tested):
-    """Which cases are drawn, and how many."""
-
-    target: Annotated[str, typer.Argument()]
-    """A building block, or a step as in h2o.score."""
-    count: Annotated[int, typer.Option("--cases", min=1)] = 100
-    """Cases to draw."""
+    _finish(judged(report, known), json)
 
 
 @app.command()
-@command
-def fuzz(settings: FuzzSettings) -> None:
+def fuzz(
+    target: Target,
+    file: File = None,
+    count: Annotated[int, Option("--cases", min=1, help="Cases to draw.")] = 100,
+    program: Program = None,
+    arrays: Arrays = None,
+    device: Device = None,
+    precision: Precision = None,
+    timeout: Timeout = 60.0,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
     """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
-    with closing(settings.implementation()) as under_test, working("asking drawn cases"):
-        report = ask_drawn(settings.target, under_test, settings.seed, settings.count)
-    settings.tell(report)
+    tested = _implementation(file, program, arrays, device, precision, timeout)
+    with closing(tested) as under_test, working("asking drawn cases"):
+        report = ask_drawn(target, under_test, seed, count)
+    _finish(report, json)
+
+
+def _implementation(
+    file: Path | None,
+    program: str | None,
+    arrays: str | None,
+    device: str | None,
+    precision: str | None,
+    timeout: float,
+) -> Isolated | RunProgram:
+    """Return the implementation, in a process of its own, which has to be closed."""
+    if timeout <= 0:
+        raise ValueError(f"timeout = {timeout} must be above 0 seconds")
+    if program is None and file is not None:
+        return Isolated(file, arrays, device, precision or "", timeout)
+    if program is None or file is not None:
+        raise ValueError("either a Python file or --exec PROGRAM must be given")
+    if arrays is not None or device is not None:
+        raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
+    return RunProgram(program, precision or "float32", timeout)
+
+
+def _finish(report: Report, as_json: bool) -> None:
+    """Print a report; end with exit code 1 if a case fails."""
+    if as_json:
+        print_json(to_plain(report))
+    else:
+        _show(report)
+    if not report.passed:
+        raise Exit(1)
 
 
 def _show(report: Report) -> None:
@@ -175,13 +190,12 @@ def _show(report: Report) -> None:
 
 
 @app.command("list")
-@command
-def list_targets(settings: Json) -> None:
+def list_targets(json: Json = False) -> None:
     """List what can be tested, and in which groups."""
     rows: dict[str, set[str]] = {}
     for case in cases():
         rows.setdefault(case.target, set()).add(case.group)
-    if settings.json:
+    if json:
         print_json({target: sorted(groups) for target, groups in rows.items()})
         return
     table = [(target, ", ".join(sorted(groups))) for target, groups in rows.items()]
@@ -193,21 +207,13 @@ def list_targets(settings: Json) -> None:
     print_table(Table(("group", "stresses", "finds, among others", "thread"), told, words=4))
 
 
-class ShowSettings(Json):
-    """What is shown."""
-
-    target: Annotated[str, typer.Argument()]
-    """A building block, or a step as in h2o.score."""
-
-
 @app.command("show")
-@command
-def show_target(settings: ShowSettings) -> None:
+def show_target(target: Target, json: Json = False) -> None:
     """Show what a target is given and has to return."""
-    operation = operation_of(settings.target)
-    own = [case for case in cases(settings.target) if case.target == settings.target]
+    operation = operation_of(target)
+    own = [case for case in cases(target) if case.target == target]
     if not own:
-        raise ValueError(f"there are no vectors for {settings.target!r}")
+        raise ValueError(f"there are no vectors for {target!r}")
     given = {name for case in own for name in (*case.inputs, *case.expected)}
     values: dict[str, list[str]] = {}
     for case in own:
@@ -215,7 +221,7 @@ def show_target(settings: ShowSettings) -> None:
             values.setdefault(name, []).append(str(value))
     source, options = operation.source, {}
     if operation.of_method:
-        method = methods.parse(settings.target.rpartition(".")[0])
+        method = methods.parse(target.rpartition(".")[0])
         source, options = _sources(method), _meanings(method)
     meanings = {**DESCRIBED["parameters"], **options, **operation.parameters}
     arrays = {
@@ -223,11 +229,11 @@ def show_target(settings: ShowSettings) -> None:
         for kind, fields in (("inputs", operation.inputs), ("outputs", operation.outputs))
     }
     parameters = {name: meanings.get(name, "") for name in values}
-    if settings.json:
+    if json:
         told = {"summary": operation.summary, "source": source}
         print_json({**told, **arrays, "parameters": parameters})
         return
-    print_line(f"{settings.target}: {operation.summary}")
+    print_line(f"{target}: {operation.summary}")
     print_line(f"source: {source}")
     rows: list[Any] = [
         (kind[:-1], name, f"[{', '.join(each['axes'])}]", each["kind"], each["meaning"])
@@ -255,47 +261,39 @@ def _meanings(method: Method) -> dict[str, str]:
     return {**_meanings(method.base), **own} if isinstance(method, Wrapper) else own
 
 
-class GenerateSettings(Group):
-    """Which cases are made, and where they go."""
-
-    out: Path
-    """Directory to write."""
-    method: str | None = None
-    """Make the cases of this method alone."""
-
-
 @app.command()
-@command
-def generate(settings: GenerateSettings) -> None:
+def generate(
+    out: Out,
+    method: Annotated[str | None, Option(help="Make the cases of this method alone.")] = None,
+) -> None:
     """Write cases of methods, made of their examples, as the published vectors are written."""
-    if settings.method is not None:
-        methods.lookup(settings.method)
-    check_output("out", settings.out / vectors.INDEX)
+    if method is not None:
+        methods.lookup(method)
+    check_output("out", out / vectors.INDEX)
     with working("computing the vectors"):
-        names = methods.names() if settings.method is None else (settings.method,)
+        names = methods.names() if method is None else (method,)
         made = [case for name in names for case in made_on_the_spot(name)]
-    publishing.write(made, settings.out)
-    print_line(f"{len(made)} cases in {settings.out}")
-
-
-class ExportSettings(Group):
-    """What is exported, and where it goes."""
-
-    out: Path
-    """Directory to write."""
-    target: Annotated[str | None, typer.Argument()] = None
-    """A building block, or a step as in h2o.score; none: all vectors, as a package for pip."""
-    format: Annotated[str, typer.Option(help=f"Of a target: {', '.join(FORMATS)}.")] = "gpu-mode"
+    publishing.write(made, out)
+    print_line(f"{len(made)} cases in {out}")
 
 
 @app.command()
-@command
-def export(settings: ExportSettings) -> None:
+def export(
+    out: Out,
+    target: Annotated[
+        str | None,
+        Argument(
+            help="A building block, or a step as in h2o.score; none: all vectors, as a package for "
+            "pip."
+        ),
+    ] = None,
+    format: Annotated[str, Option(help=f"Of a target: {', '.join(FORMATS)}.")] = "gpu-mode",
+) -> None:
     """Write a target for a harness of others, or all vectors as a package that needs no kvlab."""
-    check_choice(FORMATS, format=settings.format)
-    out, package = settings.out, settings.out / "kvlab_vectors"
-    if settings.target is not None:
-        files = files_of(settings.target, settings.format)
+    check_choice(FORMATS, format=format)
+    package = out / "kvlab_vectors"
+    if target is not None:
+        files = files_of(target, format)
         check_output("out", out / next(iter(files)))
         for name, content in files.items():
             with named(out / name), folder_of(out / name):
@@ -325,6 +323,6 @@ def verify() -> None:
         for line in different:
             errors.print(line, highlight=False)
         if different:
-            raise typer.Exit(1)
+            raise Exit(1)
         count += len(same)
     print_line(f"{count} files are the same")

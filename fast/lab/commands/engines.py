@@ -3,10 +3,10 @@
 from typing import Annotated
 
 import numpy as np
-import typer
+from typer import Argument, Exit, Option, Typer
 
 from kvlab.fast.lab import engines
-from kvlab.fast.lab.commands.settings import Group, Json, command
+from kvlab.fast.lab.commands.options import Json
 from kvlab.fast.lab.points import AFTER_EVICTION
 from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.tables import Column, tabulate
@@ -16,7 +16,7 @@ from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.tasks import english
 
-app = typer.Typer(no_args_is_help=True, help="Check what deployed engines keep.")
+app = Typer(no_args_is_help=True, help="Check what deployed engines keep.")
 
 COLUMNS = [
     *(Column(name) for name in ("setting", "specification", "tokens", "agreed")),
@@ -26,56 +26,51 @@ COLUMNS = [
 ]
 
 
-class _Installed(Group):
-    engine: Annotated[str, typer.Argument()]
-    """openvino or llama.cpp."""
-
-
 @app.command()
-@command
-def install(wanted: _Installed) -> None:
+def install(engine: Annotated[str, Argument(help="openvino or llama.cpp.")]) -> None:
     """Install an engine into a folder of its own, and fetch SmolLM2 as a file that it reads."""
-    check_choice(engines.INSTALL, engine=wanted.engine)
-    engines.install(wanted.engine)
+    check_choice(engines.INSTALL, engine=engine)
+    engines.install(engine)
     if not gguf_file("smollm2").is_file():
         with working("fetching and writing SmolLM2"):
             from kvlab.fast.models import fetching
 
             fetching.write_gguf("smollm2")
-    print_line(f"{wanted.engine}: {engines.folder(wanted.engine)}")
-
-
-class _Check(Json):
-    engine: Annotated[str, typer.Argument()]
-    """openvino, llama.cpp, or the command of a worker of your own."""
-    prompts: int = 20
-    """Passages of the novel, of 224 tokens each."""
-    tokens: int = 64
-    """Tokens that the engine writes after each."""
-    settings: str | None = None
-    """Settings to check, as in 'SUM, window 8;SUM, window off'; default: all."""
-    method: str | None = None
-    """Specification to compare with, in place of the setting's own."""
-    budget: int | None = None
-    """Its budget in entries, for a worker of your own."""
+    print_line(f"{engine}: {engines.folder(engine)}")
 
 
 @app.command()
-@command
-def check(wanted: _Check) -> None:
+def check(
+    engine: Annotated[
+        str, Argument(help="openvino, llama.cpp, or the command of a worker of your own.")
+    ],
+    prompts: Annotated[int, Option(help="Passages of the novel, of 224 tokens each.")] = 20,
+    tokens: Annotated[int, Option(help="Tokens that the engine writes after each.")] = 64,
+    settings: Annotated[
+        str | None,
+        Option(help="Settings to check, as in 'SUM, window 8;SUM, window off'; default: all."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        Option(help="Specification to compare with, in place of the setting's own."),
+    ] = None,
+    budget: Annotated[
+        int | None, Option(help="Its budget in entries, for a worker of your own.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Let SmolLM2 write under an engine's settings; compare with kvlab's specifications."""
-    budget = 1 if wanted.budget is None else wanted.budget
-    check_at_least(1, prompts=wanted.prompts, tokens=wanted.tokens, budget=budget)
-    if wanted.method is not None:
-        methods.parse(wanted.method)
+    check_at_least(1, prompts=prompts, tokens=tokens, budget=1 if budget is None else budget)
+    if method is not None:
+        methods.parse(method)
     from kvlab.fast.lab.engines import agreement  # needs PyTorch
 
-    own = agreement.Setting("own", "full", wanted.budget)
-    found = {each.name: each for each in agreement.SETTINGS.get(wanted.engine, (own,))}
-    names = [*map(str.strip, wanted.settings.split(";"))] if wanted.settings else list(found)
+    own = agreement.Setting("own", "full", budget)
+    found = {each.name: each for each in agreement.SETTINGS.get(engine, (own,))}
+    names = [*map(str.strip, settings.split(";"))] if settings else list(found)
     for name in names:
         check_choice(found, settings=name)
-    engines.launch(wanted.engine)
+    engines.launch(engine)
     weights = gguf_file("smollm2")
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is written by: kvlab engines install ENGINE")
@@ -85,26 +80,26 @@ def check(wanted: _Check) -> None:
         from kvlab.fast.models.loading import load_gguf
 
         model, tokenizer = load_gguf(weights)
-    texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(wanted.prompts)]
-    asked = {"weights": str(weights), "tokens": wanted.tokens}
+    texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(prompts)]
+    asked = {"weights": str(weights), "tokens": tokens}
     asked |= {"prompts": [tokenizer(text).input_ids[:224] for text in texts]}  # of one length
     model, rows = torch.nn.Module.float(model), []
-    steps_of = kept_steps("check", engine=wanted.engine, method=wanted.method, asked=asked)
+    steps_of = kept_steps("check", engine=engine, method=method, asked=asked)
     with reporting(transient=True) as report, steps_of as steps:
         for number, setting in enumerate(found[name] for name in names):
             report(number, len(names), setting.name)
-            spec = wanted.method or setting.spec
+            spec = method or setting.spec
 
             def figures_of(setting: agreement.Setting = setting, spec: str = spec) -> dict:
-                written = engines.generate(wanted.engine, {**asked, "settings": setting.options})
+                written = engines.generate(engine, {**asked, "settings": setting.options})
                 return agreement.compare(model, spec, setting.budget, written)
 
             figures = steps.do((setting.name, setting.budget), figures_of)
             row = {"setting": setting.name, "specification": spec, **figures}
             rows.append({**row, "verdict": setting.verdict(figures)})
-    if wanted.json:
+    if json:
         print_json(rows)
     else:
-        print_table(tabulate(rows, COLUMNS, words=2), f"{wanted.engine} and kvlab")
+        print_table(tabulate(rows, COLUMNS, words=2), f"{engine} and kvlab")
     if any(row["verdict"].startswith("WRONG") for row in rows):
-        raise typer.Exit(1)
+        raise Exit(1)

@@ -3,67 +3,81 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Annotated, Any
 
-from kvlab.fast.lab.commands.settings import (
+from typer import Option
+
+from kvlab.fast.lab.commands.options import (
     BlockSize,
     Budgets,
+    Chat,
+    Device,
+    Dtype,
     Feed,
     Json,
     Methods,
-    ShardedModel,
-    command,
+    Model,
+    Parallel,
+    read_budgets,
+    read_methods,
     words,
 )
 from kvlab.fast.lab.steps import kept_steps
-from kvlab.fast.lab.terminal import errors, printing_rows, results_only
+from kvlab.fast.lab.terminal import finish, print_aside, printing_rows, results_only
 from kvlab.fast.models import model_location
 from kvlab.reference.models import reasoner_directory
 
 
-class _Settings(Methods, Budgets, BlockSize, Feed, ShardedModel, Json):
-    tasks: str
-    """Names of lm-eval, separated by commas."""
-    methods: str = "full"
-    include_path: Path | None = None
-    """Folder of further tasks, as YAML files."""
-    limit: int | None = None
-    """Problems of each task."""
-    fewshot: int | None = None
-    """Solved examples before each problem."""
-    chat: bool = False
-    """Apply the chat template."""
-    batch_size: int = 1
-    """Problems that run together."""
-
-
-@command
-def evaluate(settings: _Settings) -> None:
+def evaluate(
+    tasks: Annotated[str, Option(help="Names of lm-eval, separated by commas.")],
+    methods: Methods = "full",
+    include_path: Annotated[
+        Path | None, Option(help="Folder of further tasks, as YAML files.")
+    ] = None,
+    limit: Annotated[int | None, Option(help="Problems of each task.")] = None,
+    fewshot: Annotated[int | None, Option(help="Solved examples before each problem.")] = None,
+    chat: Chat = False,
+    batch_size: Annotated[int, Option(help="Problems that run together.")] = 1,
+    budgets: Budgets = None,
+    block_size: BlockSize = None,
+    feed: Feed = "steps",
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    parallel: Parallel = None,
+    json: Json = False,
+) -> None:
     """Evaluate on tasks of lm-evaluation-harness, which the extra eval installs.
 
     A budget in percent is that share of each request's own tokens: its prompt and the most that
     may be generated, or its prompt and the answer to rate.
     """
-    model_location(settings.model or "reasoner")  # before libraries are loaded for it
+    model_location(model or "reasoner")  # before libraries are loaded for it
     from kvlab.fast.lab import harness
 
-    given = vars(settings) | {
-        "methods": settings.specs,
-        "budgets": settings.asked(),
-        "tasks": words(settings.tasks),
-        "model": settings.model or str(reasoner_directory()),
+    specs = read_methods(methods)
+    how = {"block_size": block_size, "feed": feed, "batch_size": batch_size}
+    asked: dict[str, Any] = {
+        "model": model or str(reasoner_directory()),
+        "tasks": words(tasks),
+        "budgets": read_budgets(budgets),
+        "limit": limit,
+        "fewshot": fewshot,
+        "chat": chat,
+        "include_path": include_path,
+        "device": device,
+        "dtype": dtype,
+        "parallel": parallel,
     }
-    del given["json"]
-    how = {name: given[name] for name in ("block_size", "feed", "batch_size")}
-    others = {name: given[name] for name in given if name not in ("methods", *how)}
+    settings = asked | how | {"methods": specs, "include_path": include_path and str(include_path)}
 
     def report(done: int, total: int, what: str) -> None:
-        errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
+        print_aside(f"[{done + 1}/{total}] {what}")
 
     results = redirect_stdout(sys.stdout)
-    wanted = not settings.json
     with (
-        printing_rows(harness.COLUMNS, wanted=wanted) as print_row,
-        kept_steps("eval", **given) as steps,
+        printing_rows(harness.COLUMNS, wanted=not json) as print_row,
+        kept_steps("eval", **settings) as steps,
         results_only(),
     ):
 
@@ -73,9 +87,6 @@ def evaluate(settings: _Settings) -> None:
                     print_row(each)
 
         rows = harness.evaluate_tasks(
-            specs=settings.specs, how=how, report=report, tell=tell, steps=steps, **others
+            specs=specs, how=how, report=report, tell=tell, steps=steps, **asked
         )
-    folder = settings.include_path
-    plain = {**given, "include_path": None if folder is None else str(folder)}
-    data = {"settings": plain, **harness.to_json(rows)}
-    settings.end(rows, data, harness.CAPTION)
+    finish({"settings": settings, **harness.to_json(rows)}, rows, json, harness.CAPTION)

@@ -1,14 +1,21 @@
 """``kvlab generate``: a model writes under a method, and says what that cost."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from kvlab.fast.lab.commands.settings import (
+from typer import Option
+
+from kvlab.fast.lab.commands.options import (
     BlockSize,
+    Device,
+    Dtype,
     Json,
+    MaxNewTokens,
+    Model,
     Prompt,
-    TypedModel,
-    command,
+    PromptFile,
+    load_model,
+    load_tokenizer,
     read_prompt,
 )
 from kvlab.fast.lab.points import check_points, reason
@@ -20,50 +27,55 @@ if TYPE_CHECKING:
     from kvlab.fast.lab.generation import Written
 
 
-class _Settings(Prompt, BlockSize, TypedModel, Json):
-    method: str = "full"
-    """Registry syntax; see kvlab methods."""
-    budget: str | None = None
-    """Entries, or percent of prompt and --max-new-tokens together."""
-
-
-@command
-def generate(settings: _Settings) -> None:
+def generate(
+    method: Annotated[str, Option(help="Registry syntax; see kvlab methods.")] = "full",
+    budget: Annotated[
+        str | None, Option(help="Entries, or percent of prompt and --max-new-tokens together.")
+    ] = None,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    max_new_tokens: MaxNewTokens = 128,
+    block_size: BlockSize = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    json: Json = False,
+) -> None:
     """Continue a text under a method, and print what it kept and how fast it was."""
-    check_at_least(1, max_new_tokens=settings.max_new_tokens)
-    check_at_least(1, block_size=1 if settings.block_size is None else settings.block_size)
-    budgets = [] if settings.budget is None else [settings.budget]
-    check_points([settings.method], budgets)
-    text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
-    tokenizer = settings.tokenizer()
+    check_at_least(1, max_new_tokens=max_new_tokens)
+    check_at_least(1, block_size=1 if block_size is None else block_size)
+    budgets = [] if budget is None else [budget]
+    check_points([method], budgets)
+    text = read_prompt(prompt, prompt_file, model)
+    tokenizer = load_tokenizer(model)
     from kvlab.fast.lab import generation
 
     tokens = generation.encode_prompt(tokenizer, text, "cpu")["input_ids"].shape[1]
-    check_points([settings.method], budgets, tokens + settings.max_new_tokens)
-    network = settings.load(settings.dtype)
+    check_points([method], budgets, tokens + max_new_tokens)
+    network = load_model(model, device, dtype)
     try:
         with reporting(transient=True) as report, until_stopped("token") as stopped:
             written = generation.generate(
                 network,
                 tokenizer,
                 text,
-                settings.method,
-                settings.budget,
-                block_size=settings.block_size,
-                max_new_tokens=settings.max_new_tokens,
+                method,
+                budget,
+                block_size=block_size,
+                max_new_tokens=max_new_tokens,
                 report=report,
                 stopped=stopped,
             )
     except Exception as error:
         why = reason(error)
-        refuse(f"{settings.method}: {why['refusal']}", 1 if "failed" in why else 2)
-    if settings.json:
+        refuse(f"{method}: {why['refusal']}", 1 if "failed" in why else 2)
+    if json:
         print_json(asdict(written))
     else:
         print(written.text)
-        print_facts(_facts(written, settings.budget))
+        print_facts(_facts(written, budget))
     if stopped():
-        raise stop_with(f"{written.written_tokens} of {settings.max_new_tokens} tokens written")
+        raise stop_with(f"{written.written_tokens} of {max_new_tokens} tokens written")
 
 
 def _facts(written: "Written", asked: str | None) -> dict[str, str]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from kvlab.fast.lab.commands.settings import Json, Problems, ReferenceModel, Threshold, command
+from kvlab.fast.lab.commands.options import Json, Problems, ReferenceModel, Seed, Threshold
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
@@ -18,41 +18,38 @@ from kvlab.reference.simulator.observed import intervals
 from kvlab.reference.simulator.observed import recurrence as sum_up
 
 
-class _Listed(Json):
-    name: Annotated[str | None, typer.Argument()] = None
-    """A method; without it, all are listed."""
-    divergences: bool = False
-    """Where paper, code and ports differ."""
-
-
-@command
-def methods(wanted: _Listed) -> None:
+def methods(
+    name: Annotated[str | None, Argument(help="A method; without it, all are listed.")] = None,
+    divergences: Annotated[
+        bool, Option("--divergences", help="Where paper, code and ports differ.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """List methods, their options and variants, or the divergences of one."""
-    name = wanted.name
-    if name is not None:
-        name = registry.base_name(name)
-        registry.divergences(name)  # refuses an unknown name
-    if wanted.divergences:
-        _show_divergences((name,) if name else registry.names(), wanted.json)
+    method = None if name is None else registry.base_name(name)
+    if method is not None:
+        registry.divergences(method)  # refuses an unknown name
+    if divergences:
+        _show_divergences((method,) if method else registry.names(), json)
         return
     described = registry.describe()
-    if name is not None:
-        described = {name: described[name]}
-    if wanted.json:
+    if method is not None:
+        described = {method: described[method]}
+    if json:
         print_json({"methods": described, "variants": registry.variants()})
         return
     rows = [
         (each, entry["source"], _options_of(entry["options"])) for each, entry in described.items()
     ]
     print_table(Table(("method", "source", "options"), rows, words=3))
-    for note in registry.notes((wanted.name or "",)):
+    for note in registry.notes((name or "",)):
         print_line(note)
-    if name is not None:
-        meanings = field_docstrings(registry.lookup(name))
-        rows = [(each, meanings.get(each, "")) for each in described[name]["options"]]
+    if method is not None:
+        meanings = field_docstrings(registry.lookup(method))
+        rows = [(each, meanings.get(each, "")) for each in described[method]["options"]]
         print_table(Table(("option", "means"), rows, words=2))
     print_caption(f"options of every method: {_options_of(registry.OF_EVERY_METHOD)}")
-    if name is None:
+    if method is None:
         print_table(Table(("variant", "is"), list(registry.variants().items()), words=2))
 
 
@@ -63,7 +60,7 @@ def _options_of(defaults: Mapping[str, Any]) -> str:
 def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
     found = {name: registry.divergences(name) for name in names}
     if as_json:
-        print_json({name: [vars(each) for each in entries] for name, entries in found.items()})
+        print_json(found)
         return
     columns = [Column(name) for name in ("topic", "paper", "elsewhere", "default", "option")]
     for name, entries in found.items():
@@ -73,21 +70,21 @@ def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
             print_line(f"{name}: no divergences")
 
 
-class _Measured(Problems, Threshold, ReferenceModel, Json):
-    problems: int = 20
-    task: str | None = None
-    """Default: what the model solves."""
-
-
-@command
-def recurrence(wanted: _Measured) -> None:
+def recurrence(
+    problems: Problems = 20,
+    task: Annotated[str | None, Option(help="Default: what the model solves.")] = None,
+    seed: Seed = 0,
+    threshold: Threshold = 0.01,
+    model: ReferenceModel = None,
+    json: Json = False,
+) -> None:
     """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
-    name = str(wanted.model or "reasoner")
-    draw = find_task(wanted.task or EMBEDDED.get(name, "reasoning")).problems
+    name = str(model or "reasoner")
+    draw = find_task(task or EMBEDDED.get(name, "reasoning")).problems
     directory = Path(model_location(name, hub=False))
-    asked: dict[str, Any] = {"problems": wanted.problems, "threshold": wanted.threshold}
-    found = {**asked, **sum_up(intervals(directory, seed=wanted.seed, draw=draw, **asked))}
-    if wanted.json:
+    asked: dict[str, Any] = {"problems": problems, "threshold": threshold}
+    found = {**asked, **sum_up(intervals(directory, seed=seed, draw=draw, **asked))}
+    if json:
         print_json(found)
         return
     rows = [("tokens with a recurrence (MRI > 1)", f"{100 * found['share_recurring']:.1f} %")]

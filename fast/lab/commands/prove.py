@@ -3,53 +3,58 @@
 from collections import Counter
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Exit, Option
 
-from kvlab.fast.lab.commands.settings import Json, Workers, command
+from kvlab.fast.lab.commands.options import PROCESSORS, Json, Workers
 from kvlab.fast.lab.proving import proved
 from kvlab.fast.lab.terminal import console, errors, print_json, reporting
 from kvlab.reference import proofs
 from kvlab.reference.proofs import machine_checked
 
 
-class _Settings(Workers, Json):
+def prove(
     paper: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
-    ] = None
-    claim: list[str] | None = None
-    """Tag of a claim, such as CA-1; repeat for several."""
-    rocq: bool = False
-    """Let Rocq check the theorems that are written out for it, for every number of entries."""
-
-
-@command
-def prove(settings: _Settings) -> None:
+        str | None, Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
+    ] = None,
+    claim: Annotated[
+        list[str] | None, Option(help="Tag of a claim, such as CA-1; repeat for several.")
+    ] = None,
+    rocq: Annotated[
+        bool,
+        Option(
+            "--rocq",
+            help="Let Rocq check the theorems that are written out for it, for every number of "
+            "entries.",
+        ),
+    ] = False,
+    workers: Workers = PROCESSORS,
+    json: Json = False,
+) -> None:
     """Check every theorem, equation and table of the papers that can be checked."""
-    if settings.rocq:
-        if settings.claim:
+    if rocq:
+        if claim:
             raise ValueError("--claim names checks in Python: leave it out, or --rocq")
-        _check_in_rocq(settings)
+        _check_in_rocq(paper, json)
         return
-    claims = proofs.claims(settings.paper, settings.claim)
+    claims = proofs.claims(paper, claim)
     results: list[proofs.Result] = []
-    waiting = Counter(claim.paper for claim in claims)
+    waiting = Counter(each.paper for each in claims)
     try:
         with reporting(transient=True) as report:
-            for result in proved(claims, settings.workers):
+            for result in proved(claims, workers):
                 results.append(result)
                 report(len(results), len(claims), result.name)
-                paper = result.claim.paper
-                waiting[paper] -= 1
-                if not (waiting[paper] or settings.json):
-                    own = [each for each in results if each.claim.paper == paper]
-                    _show(paper, sorted(own, key=lambda each: claims.index(each.claim)))
+                waiting[result.claim.paper] -= 1
+                if not (waiting[result.claim.paper] or json):
+                    own = [each for each in results if each.claim.paper == result.claim.paper]
+                    _show(sorted(own, key=lambda each: claims.index(each.claim)))
     except KeyboardInterrupt as stop:
         stop.add_note(f"{len(results)} of {len(claims)} claims were checked, no file was written")
         raise
     results.sort(key=lambda result: claims.index(result.claim))
-    if settings.json:
+    if json:
         print_json([_plain(result) for result in results])
     else:
         console.print(proofs.count([result.claim for result in results]), highlight=False)
@@ -58,18 +63,18 @@ def prove(settings: _Settings) -> None:
             ends = f"{result.finding.verdict}, expected: {result.claim.expected}"
             errors.print(f"{result.name}: {ends}", style="red")
     if not all(result.as_expected for result in results):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
-def _check_in_rocq(settings: _Settings) -> None:
+def _check_in_rocq(paper: str | None, as_json: bool) -> None:
     """Show what Rocq says of each theorem; code 1 if it does not accept one."""
     results: list[machine_checked.Checked] = []
-    chosen = machine_checked.theorems(settings.paper)
+    chosen = machine_checked.theorems(paper)
     with reporting(transient=True) as report:
-        for result in machine_checked.check(settings.paper):
+        for result in machine_checked.check(paper):
             results.append(result)
             report(len(results), len(chosen), result.theorem.name)
-    if settings.json:
+    if as_json:
         print_json([_plain_theorem(each) for each in results])
     else:
         _show_theorems(results)
@@ -77,7 +82,7 @@ def _check_in_rocq(settings: _Settings) -> None:
         if each.error:
             errors.print(f"{each.theorem.where}: {each.theorem.name}: {each.error}", style="red")
     if any(each.error for each in results):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _plain_theorem(result: machine_checked.Checked) -> dict[str, Any]:
@@ -128,8 +133,8 @@ def _plain(result: proofs.Result) -> dict[str, Any]:
     }
 
 
-def _show(paper: str, results: list[proofs.Result]) -> None:
-    about = proofs.paper(paper)
+def _show(results: list[proofs.Result]) -> None:
+    about = proofs.paper(results[0].claim.paper)
     title = f"{about.title} ({about.source})"
     table = Table(title=title, title_justify="left", expand=True, show_lines=True)
     table.add_column("claim", no_wrap=True)

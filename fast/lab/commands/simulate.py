@@ -4,61 +4,67 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvlab.fast.lab import simulation
-from kvlab.fast.lab.commands.settings import (
+from kvlab.fast.lab.commands.options import (
+    PROCESSORS,
     BlockSize,
     Budgets,
     Json,
     Methods,
     Threshold,
     Workers,
-    command,
+    read_budgets,
+    read_methods,
 )
 from kvlab.fast.lab.steps import kept_steps
-from kvlab.fast.lab.terminal import print_table, reporting
+from kvlab.fast.lab.tables import tabulate
+from kvlab.fast.lab.terminal import finish, print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.trace import load_trace
 
 
-class _Settings(Methods, Budgets, BlockSize, Threshold, Workers, Json):
-    trace: Annotated[Path, typer.Argument()]
-    """Trace, as `kvlab trace` writes it."""
-    methods: str = "streaming_llm tova h2o caote:h2o lazy_eviction@window=16,threshold=0.01"
-    gap: int = 16
-    """Tokens without activation before an entry regains importance."""
+def simulate(
+    trace: Annotated[Path, Argument(help="Trace, as `kvlab trace` writes it.")],
+    methods: Methods = "streaming_llm tova h2o caote:h2o lazy_eviction@window=16,threshold=0.01",
+    gap: Annotated[
+        int, Option(help="Tokens without activation before an entry regains importance.")
+    ] = 16,
     exact: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--exact/--bound",
             help=f"Find the best keep sets, or bound them; default: exact up to {EXACT} tokens.",
         ),
-    ] = None
-
-
-@command
-def simulate(settings: _Settings) -> None:
+    ] = None,
+    budgets: Budgets = None,
+    block_size: BlockSize = None,
+    threshold: Threshold = 0.01,
+    workers: Workers = PROCESSORS,
+    json: Json = False,
+) -> None:
     """Ask what methods would have kept of a recorded generation, and what that would have cost.
 
     A budget in percent is that share of the trace's tokens.
     """
-    trace, file = load_trace(settings.trace), settings.trace.stat()
-    asked = vars(settings) | {"file": (file.st_size, file.st_mtime_ns)}
-    with reporting() as told, kept_steps("simulate", **asked) as steps:
+    recorded, file = load_trace(trace), trace.stat()
+    how = {"block_size": block_size, "threshold": threshold, "gap": gap, "exact": exact}
+    asked = {"methods": read_methods(methods), "budgets": read_budgets(budgets, "50%", "70%")}
+    hashed = asked | how | {"file": (trace, file.st_size, file.st_mtime_ns)}
+    with reporting() as report, kept_steps("simulate", **hashed) as steps:
         found = simulation.simulate(
-            trace,
-            settings.specs,
-            settings.asked("50%", "70%"),
-            block_size=settings.block_size,
-            threshold=settings.threshold,
-            gap=settings.gap,
-            exact=settings.exact,
-            workers=settings.workers,
-            report=told,
+            recorded,
+            asked["methods"],
+            asked["budgets"],
+            block_size=block_size,
+            threshold=threshold,
+            gap=gap,
+            exact=exact,
+            workers=workers,
+            report=report,
             steps=steps,
         )
-    if not settings.json:
-        print_table(simulation.table(found), simulation.title(found.trace))
-    rows = [asdict(row) for row in found.rows]
-    settings.end(found.rows, rows, simulation.CAPTION)
+    if not json:
+        print_table(tabulate(found.rows, simulation.COLUMNS), simulation.title(found.trace))
+    finish([asdict(row) for row in found.rows], found.rows, json, simulation.CAPTION)

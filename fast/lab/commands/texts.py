@@ -3,22 +3,31 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from kvlab.fast.lab.commands.settings import (
+from typer import Option
+
+from kvlab.fast.lab.commands.compare import print_gains
+from kvlab.fast.lab.commands.options import (
     Budgets,
+    Chat,
     Controls,
+    Device,
+    Dtype,
     Feed,
     Json,
     Methods,
-    ShardedModel,
+    Model,
+    Parallel,
     check_output,
-    command,
+    load_tokenizer,
+    read_budgets,
+    read_methods,
     read_text,
     words,
 )
 from kvlab.fast.lab.evaluate.controls import matched
-from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, check_pairs, paired_tests
+from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, paired_tests
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
@@ -40,84 +49,24 @@ from kvlab.fast.lab.sweep.summary import (
     summarise,
 )
 from kvlab.fast.lab.tables import Column, tabulate
-from kvlab.fast.lab.terminal import print_caption, print_table
+from kvlab.fast.lab.terminal import finish, print_caption, print_table, printing_rows, reporting
 from kvlab.fast.models import model_location
 from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import english, reasoning
 
-Asked = dict[str, Any]
-"""A task of a sweep, as a table."""
-DEFINED = "reasoning"
-"""The task whose definitions are needles."""
-
-
-class _Text(Methods, Budgets, Controls, ShardedModel, Json):
-    text: Path | None = None
-    """UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."""
-    batch_size: int | None = None
-    """Texts that are read together; default: 1; problems of embedded models: 32."""
-    pairs: str = ""
-    """Methods to test, as in 'h2o tova; h2o raas'."""
-
-    def own_task(self, **only: object) -> str | None:
-        """Return the task of an embedded model that reads no text; refuse options of texts only."""
-        model_location(self.model or "reasoner")  # before libraries are loaded for it
-        task = None if self.text else EMBEDDED.get(self.model or "reasoner")
-        for name, value in only.items():
-            if task and value:
-                raise ValueError(f"--{name} needs a --text, or a --model that reads English")
-        return task
-
-    def content(self) -> str:
-        """Return the text."""
-        return english.novel() if self.text is None else read_text("text", self.text)
-
-    def run(
-        self, tasks: Sequence[Asked], columns: Sequence[Column], **more: Any
-    ) -> tuple[Sweep, list[TaskSummary]]:
-        """Run a sweep of tasks in memory, print what it finds, and return it, with its block size.
-
-        All tasks read the text, if there is one; ``more``: the other fields of the sweep.
-        """
-        usual = 1 if self.own_task() is None else 32
-        batch = usual if self.batch_size is None else self.batch_size
-        check_at_least(1, batch_size=batch)
-        self.content()  # refused by name if it cannot be read
-        reads = {} if self.text is None else {"text": str(self.text)}
-        pairs: Any = [tuple(each.split()) for each in self.pairs.split(";") if each.strip()]
-        check_pairs(pairs, more["methods"])
-        sweep = Sweep(
-            models=(self.model or "reasoner",),
-            tasks=tuple(task | reads for task in tasks),
-            batch=batch,
-            pairs=tuple(pairs),
-            controls=self.controls,
-            **more,
-        )
-        check_points(sweep.methods, sweep.budgets)
-        loading = {"dtype": self.dtype, "device": self.device, "parallel": self.parallel}
-        title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
-        with self.printing(columns, title) as told:
-            results = run_in_memory(sweep, 0, *told, **loading)
-        found = summarise(results)
-        check_any([point for each in found for point in each.points])
-        return replace(sweep, block_size=next(results.plan.jobs()).block_size), found
-
-    def compared(
-        self, rows: Sequence[MeasuredRow], sweep: Sweep, measure: Measure
-    ) -> dict[str, Any]:
-        """Test pairs, and methods against their controls; print it, or return it as data."""
-        tests = paired_tests(rows, sweep.pairs, measure)
-        gains = paired_tests(rows, matched(sweep.methods, sweep.runs), measure)
-        if not self.json:
-            self.print_gains(gains, measure)
-            if tests:
-                print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
-                print_caption(TESTS_CAPTION)
-        return {"tests": list(map(asdict, tests)), "gains": list(map(asdict, gains))}
-
+Text = Annotated[
+    Path | None,
+    Option(
+        help="UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    Option(help="Texts that are read together; default: 1; problems of embedded models: 32."),
+]
+Pairs = Annotated[str, Option(help="Methods to test, as in 'h2o tova; h2o raas'.")]
 
 COLUMNS = (
     *WHERE,
@@ -133,117 +82,220 @@ CAPTION = (
     f"over the windows · {AFTER_CAPTION} · {ENTRIES} · KiB: of keys and values at the end, scales "
     f"included, an unquantised element at 16 bits · {BUDGET_CAPTION}"
 )
+DEFINED = "reasoning"
+"""The task whose definitions are needles."""
 
 
-class _PerplexitySettings(_Text, Feed):
-    methods: str = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
-    window: int | None = None
-    """Tokens of the text that are read with one cache; default: 4096."""
-    prompt: int | None = None
-    """Tokens at the start of a window that are not rated; default: 1."""
-    windows: int | None = None
-    """Windows to read; default: all; problems of embedded models: 50."""
-    block_size: int | None = None
-    """Tokens of a block; default: at most 128, for the problems 16, so that at least 90 % of the
-    tokens that can be rated after an eviction are."""
-    feed: str = "blocks"
-
-
-@command
-def perplexity(settings: _PerplexitySettings) -> None:
+def perplexity(
+    methods: Methods = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova",
+    window: Annotated[
+        int | None,
+        Option(help="Tokens of the text that are read with one cache; default: 4096."),
+    ] = None,
+    prompt: Annotated[
+        int | None,
+        Option(help="Tokens at the start of a window that are not rated; default: 1."),
+    ] = None,
+    windows: Annotated[
+        int | None,
+        Option(help="Windows to read; default: all; problems of embedded models: 50."),
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        Option(
+            help="Tokens of a block; default: at most 128, for the problems 16, so that at least "
+            "90 % of the tokens that can be rated after an eviction are."
+        ),
+    ] = None,
+    feed: Feed = "blocks",
+    text: Text = None,
+    batch_size: BatchSize = None,
+    pairs: Pairs = "",
+    budgets: Budgets = None,
+    controls: Controls = True,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    parallel: Parallel = None,
+    json: Json = False,
+) -> None:
     """Measure the perplexity of a text under methods, against the full cache (CAOTE Table 4).
 
     A budget in percent is that share of a window.
     """
-    own = settings.own_task(window=settings.window, prompt=settings.prompt)
-    window = 4096 if settings.window is None else settings.window
-    prompt = 1 if settings.prompt is None else settings.prompt
+    own = _own_task(model, text, window=window, prompt=prompt)
+    window, prompt = 4096 if window is None else window, 1 if prompt is None else prompt
     check_at_least(2, window=window)
-    problems = settings.windows
-    if problems is None and own is None:
-        text, tokenizer = settings.content(), settings.tokenizer()
-        from kvlab.fast.lab.generation import token_ids
-
-        problems = max(1, len(token_ids(tokenizer, text)) // window)
-    check_at_least(1, windows=50 if problems is None else problems)
-    windows = f"perplexity@window={window},prompt={prompt}"
-    sweep, (found,) = settings.run(
-        [{"task": f"likelihood@of={own}" if own else windows, "feed": settings.feed}],
-        COLUMNS,
-        methods=(FULL, *(spec for spec in settings.specs if spec != FULL)),
-        budgets=settings.asked("50%"),
-        problems=50 if problems is None else problems,
-        block_size=settings.block_size,
+    if windows is None:
+        windows = 50 if own else _count_windows(model, text, window)
+    check_at_least(1, windows=windows)
+    task = f"likelihood@of={own}" if own else f"perplexity@window={window},prompt={prompt}"
+    specs = read_methods(methods)
+    sweep = Sweep(
+        models=(model or "reasoner",),
+        tasks=_of_text([{"task": task, "feed": feed}], text),
+        methods=(FULL, *(spec for spec in specs if spec != FULL)),
+        budgets=read_budgets(budgets, "50%"),
+        problems=windows,
+        batch=_batch(batch_size, own),
+        block_size=block_size,
+        pairs=_pairs(pairs),
+        controls=controls,
     )
-    if not settings.json:
-        size = "1 token" if settings.feed == "steps" else f"{sweep.block_size} tokens"
+    loading = {"dtype": dtype, "device": device, "parallel": parallel}
+    (found,), read_in = _run(sweep, COLUMNS, json, loading)
+    if not json:
+        size = "1 token" if feed == "steps" else f"{read_in} tokens"
         print_caption(f"rated in blocks of {size} · {CAPTION}")
-    tested = settings.compared([*found.points, *found.controls], sweep, LOSS)
-    settings.end(found.points, {"settings": asdict(sweep)} | found.plain() | tested)
+    tested = _compared([*found.points, *found.controls], sweep, LOSS, json)
+    settings = asdict(replace(sweep, block_size=read_in))
+    finish({"settings": settings} | found.plain() | tested, found.points, json)
 
 
-class _NeedleSettings(_Text):
-    methods: str = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova"
-    lengths: str | None = None
-    """Tokens of a prompt in a text, separated by commas; default: 512,1024,2048,4096."""
-    depths: int = 5
-    """Depths of needles, evenly spaced from the start of a text to its end."""
-    trials: int = 10
-    """Needles at each depth in each length."""
-    seed: int = 0
-    """Seed of needles and problems."""
-    chat: bool = False
-    """Apply the chat template."""
-    block_size: int = 128
-    """Read prompts in blocks of so many tokens."""
-    heat_map: Path = Path("kvlab-report/needle.svg")
-    """SVG to write."""
-
-
-@command
-def needle(settings: _NeedleSettings) -> None:
+def needle(
+    methods: Methods = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova",
+    lengths: Annotated[
+        str | None,
+        Option(
+            help="Tokens of a prompt in a text, separated by commas; default: 512,1024,2048,4096."
+        ),
+    ] = None,
+    depths: Annotated[
+        int,
+        Option(help="Depths of needles, evenly spaced from the start of a text to its end."),
+    ] = 5,
+    trials: Annotated[int, Option(help="Needles at each depth in each length.")] = 10,
+    seed: Annotated[int, Option(help="Seed of needles and problems.")] = 0,
+    chat: Chat = False,
+    block_size: Annotated[int, Option(help="Read prompts in blocks of so many tokens.")] = 128,
+    heat_map: Annotated[Path, Option(help="SVG to write.")] = Path("kvlab-report/needle.svg"),
+    text: Text = None,
+    batch_size: BatchSize = None,
+    pairs: Pairs = "",
+    budgets: Budgets = None,
+    controls: Controls = True,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    parallel: Parallel = None,
+    json: Json = False,
+) -> None:
     """Search needles over depth and length, and draw what was found (CAOTE Fig. 2, Table 5).
 
     A budget in percent is that share of a prompt and its answer.
     """
-    own = settings.own_task(lengths=settings.lengths, chat=settings.chat)
-    check_at_least(1, trials=settings.trials, depths=settings.depths)
-    check_output("heat_map", settings.heat_map)
-    given = words(settings.lengths or "512,1024,2048,4096")
-    tasks = [{"task": f"haystack@length={n}", "chat": settings.chat} for n in given]
+    own = _own_task(model, text, lengths=lengths, chat=chat)
+    check_at_least(1, trials=trials, depths=depths)
+    check_output("heat_map", heat_map)
+    given = words(lengths or "512,1024,2048,4096")
+    tasks = [{"task": f"haystack@length={n}", "chat": chat} for n in given]
     if own == DEFINED:
         tasks = [{"task": f"definition@variables={n}"} for n in reasoning.HELD_OUT_VARIABLES]
     elif own is not None:
-        raise ValueError(f"--model {settings.model} has no needles of its own: it needs a --text")
-    length = Column("length" if own is None else "variables", _first_option, width=10)
-    sweep, found = settings.run(
-        [each | {"depths": settings.depths} for each in tasks],
-        (*WHERE, length, FOUND, AFTER_EVICTION),
-        methods=settings.specs,
-        budgets=settings.asked("70%"),
-        problems=settings.trials * settings.depths,
-        seeds=(settings.seed,),
-        block_size=settings.block_size,
+        raise ValueError(f"--model {model} has no needles of its own: it needs a --text")
+    sweep = Sweep(
+        models=(model or "reasoner",),
+        tasks=_of_text([each | {"depths": depths} for each in tasks], text),
+        methods=read_methods(methods),
+        budgets=read_budgets(budgets, "70%"),
+        problems=trials * depths,
+        seeds=(seed,),
+        batch=_batch(batch_size, own),
+        block_size=block_size,
+        pairs=_pairs(pairs),
+        controls=controls,
     )
+    loading = {"dtype": dtype, "device": device, "parallel": parallel}
+    length = Column("length" if own is None else "variables", _first_option, width=10)
+    found, read_in = _run(sweep, (*WHERE, length, FOUND, AFTER_EVICTION), json, loading)
     rows = joined(pooled(found))
-    if not settings.json:
+    if not json:
         named = [row for row in rows if row.method in sweep.methods]
         columns = (*WHERE, FOUND, AFTER_EVICTION)
         print_table(tabulate(named, columns), "all lengths, with 95 % interval")
         print_caption(f"{AFTER_CAPTION} · {BUDGET_CAPTION}")
-    tested = settings.compared(rows, sweep, SOLVED)
-    from kvlab.fast.lab.sweep.report import heat_map  # draws, which takes its time to load
+    tested = _compared(rows, sweep, SOLVED, json)
+    from kvlab.fast.lab.sweep.report import heat_map as draw  # which takes its time to load
 
-    heat_map(found, settings.depths).save(settings.heat_map)
+    draw(found, depths).save(heat_map)
     data = {
-        "settings": asdict(sweep),
+        "settings": asdict(replace(sweep, block_size=read_in)),
         "rows": list(map(asdict, rows)),
         "lengths": [each.plain() for each in found],
         **tested,
     }
     points = [point for each in found for point in each.points]
-    settings.end(points, data, written=f"heat map: {settings.heat_map}")
+    finish(data, points, json, written=f"heat map: {heat_map}")
 
 
 def _first_option(point: Point) -> str:
     return point.task.partition("=")[2].partition(",")[0]
+
+
+def _own_task(model: str | None, text: Path | None, **only: object) -> str | None:
+    """Return the task of an embedded model that reads no text; refuse options of texts only."""
+    model_location(model or "reasoner")  # before libraries are loaded for it
+    task = None if text else EMBEDDED.get(model or "reasoner")
+    for name, value in only.items():
+        if task and value:
+            raise ValueError(f"--{name} needs a --text, or a --model that reads English")
+    return task
+
+
+def _count_windows(model: str | None, text: Path | None, window: int) -> int:
+    content, tokenizer = _content(text), load_tokenizer(model)
+    from kvlab.fast.lab.generation import token_ids
+
+    return max(1, len(token_ids(tokenizer, content)) // window)
+
+
+def _content(text: Path | None) -> str:
+    return english.novel() if text is None else read_text("text", text)
+
+
+def _of_text(tasks: Sequence[dict[str, Any]], text: Path | None) -> tuple[dict[str, Any], ...]:
+    """Let tasks read a text, if there is one; refuse one that cannot be read."""
+    if text is None:
+        return tuple(tasks)
+    read_text("text", text)
+    return tuple(task | {"text": str(text)} for task in tasks)
+
+
+def _batch(size: int | None, own: str | None) -> int:
+    size = (1 if own is None else 32) if size is None else size
+    check_at_least(1, batch_size=size)
+    return size
+
+
+def _pairs(text: str) -> Any:
+    return tuple(tuple(each.split()) for each in text.split(";") if each.strip())
+
+
+def _run(
+    sweep: Sweep, columns: Sequence[Column], as_json: bool, loading: dict[str, str | None]
+) -> tuple[list[TaskSummary], int | None]:
+    """Run a sweep in memory and print what it finds; return it, and the block size."""
+    check_points(sweep.methods, sweep.budgets)
+    title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
+    with (
+        reporting(transient=True) as report,
+        printing_rows(columns, title, not as_json) as tell,
+    ):
+        results = run_in_memory(sweep, 0, report, tell, **loading)
+    found = summarise(results)
+    check_any([point for each in found for point in each.points])
+    return found, next(results.plan.jobs()).block_size
+
+
+def _compared(
+    rows: Sequence[MeasuredRow], sweep: Sweep, measure: Measure, as_json: bool
+) -> dict[str, Any]:
+    """Test pairs, and methods against their controls; print it, or return it as data."""
+    tests = paired_tests(rows, sweep.pairs, measure)
+    gains = paired_tests(rows, matched(sweep.methods, sweep.runs), measure)
+    if not as_json:
+        print_gains(gains, measure)
+        if tests:
+            print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
+            print_caption(TESTS_CAPTION)
+    return {"tests": list(map(asdict, tests)), "gains": list(map(asdict, gains))}

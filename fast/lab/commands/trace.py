@@ -4,14 +4,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
+from typer import Option
 
-from kvlab.fast.lab.commands.settings import (
+from kvlab.fast.lab.commands.options import (
+    Device,
     Json,
+    MaxNewTokens,
     Model,
     Prompt,
+    PromptFile,
     check_output,
-    command,
+    load_model,
+    load_tokenizer,
     read_prompt,
 )
 from kvlab.fast.lab.files import folder_of, named
@@ -22,45 +26,48 @@ from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.trace import DTYPES, Trace, save_trace
 
 
-class _Settings(Model, Prompt, Json):
-    output: Annotated[Path, typer.Option("--output", "-o")] = Path("trace.npz")
-    """File to write."""
-    layers: str | None = None
-    """Layers to record, as in '0,3'; default: all."""
-    dtype: str = "float32"
-    """Number format of the arrays: float16, float32 or float64."""
-
-
-@command
-def trace(settings: _Settings) -> None:
+def trace(
+    output: Annotated[Path, Option("--output", "-o", help="File to write.")] = Path("trace.npz"),
+    layers: Annotated[
+        str | None, Option(help="Layers to record, as in '0,3'; default: all.")
+    ] = None,
+    dtype: Annotated[
+        str, Option(help="Number format of the arrays: float16, float32 or float64.")
+    ] = "float32",
+    model: Model = None,
+    device: Device = None,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    max_new_tokens: MaxNewTokens = 128,
+    json: Json = False,
+) -> None:
     """Record what every layer sees while a model writes with the full cache."""
-    output = settings.output
-    check_at_least(1, max_new_tokens=settings.max_new_tokens)
-    check_choice(DTYPES, dtype=settings.dtype)
+    check_at_least(1, max_new_tokens=max_new_tokens)
+    check_choice(DTYPES, dtype=dtype)
     check_output("output", output)
-    wanted = None if settings.layers is None else _layer_numbers(settings.layers)
-    text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
-    tokenizer = settings.tokenizer()
+    wanted = None if layers is None else _layer_numbers(layers)
+    text = read_prompt(prompt, prompt_file, model)
+    tokenizer = load_tokenizer(model)
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
     from kvlab.fast.lab.recording import record_trace
     from kvlab.fast.models.loading import count_layers
 
-    count = count_layers(settings.model or "reasoner")
+    count = count_layers(model or "reasoner")
     if wanted is not None and not set(wanted) <= set(range(count)):
         raise ValueError(f"layers = {wanted} must be some of the model's layers 0 to {count - 1}")
     encode_prompt(tokenizer, text, "cpu")
-    network = settings.load()
+    network = load_model(model, device)
     inputs = encode_prompt(tokenizer, text, network.device)
     with reporting(transient=True) as report, until_stopped("token") as stopped:
-        timer = TokenTimer(settings.max_new_tokens, report)
-        options = decoding_options(network, settings.max_new_tokens, stopped=stopped)
+        timer = TokenTimer(max_new_tokens, report)
+        options = decoding_options(network, max_new_tokens, stopped=stopped)
         recorded = record_trace(
-            network, layers=wanted, dtype=settings.dtype, streamer=timer, **inputs, **options
+            network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
         )
     with working(f"compressing into {output}"), named(output), folder_of(output):
         save_trace(recorded, output)
     summary = _summarise(recorded, output)
-    if settings.json:
+    if json:
         print_json(summary)
     else:
         print_facts({name.replace("_", " "): _shown(value) for name, value in summary.items()})
