@@ -19,7 +19,7 @@ class BatchClock:
     rows: tuple[Clock, ...]
     """One clock per sequence; its ``block`` does not count padding."""
     positions: QueryPositions
-    """Absolute positions of the block's tokens; -1 for padding, which comes first."""
+    """Absolute positions of the block's tokens; -1 for padding."""
     prompt: Int[Tensor, "N 1 1"]
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this clock, because all layers ask for the same ones."""

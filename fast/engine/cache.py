@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.attention import compute_dtype
-from kvlab.fast.engine.batch import KeepSet
+from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.columns import Columns
 from kvlab.fast.engine.notation import Positions
 from kvlab.fast.engine.storage import Partners, Storage
@@ -127,24 +127,26 @@ class LayerCache:
         self,
         keys: Float[Tensor, "N G m d"],
         values: Float[Tensor, "N G m d"],
-        positions: Int[Tensor, "N m"],
-        present: tuple[int, ...],
+        clock: BatchClock,
     ) -> None:
-        """Add a block of entries; each sequence fills the last ``present`` of the block's slots."""
+        """Add a block of entries; slots of padding stay empty."""
         N, G, m, _ = keys.shape
         columns: dict[str, Tensor] = {}
         if self.quantises:
             if self.mixed is None:
                 self.mixed = (Storage(keys), Storage(values))
             for storage, vectors in zip(self.mixed, (keys, values), strict=True):
-                storage.append(vectors, present)
+                storage.append(vectors, clock.positions >= 0, clock.present)
         else:
             columns = {"keys": keys, "values": values}
-        columns["positions"] = positions[:, None].expand(N, G, m)
+        columns["positions"] = clock.positions[:, None].expand(N, G, m)
         if not self.counts:
             self.counts = self.demoted = (0,) * N
             self.dtype, self.triton = compute_dtype(keys.dtype), uses_triton(keys)
-        self.open_slots(columns, present)
+        only_block = len(self) == 0
+        self.open_slots(columns, clock.present)
+        if min(clock.present) < m:
+            self.ordered = self.ordered and only_block and clock.padded_first
 
     def open_slots(
         self, columns: Mapping[str, Tensor], present: tuple[int, ...]
@@ -162,7 +164,6 @@ class LayerCache:
         else:
             self.settle()
             self.columns.append(columns, self.dtype)
-            self.ordered = self.ordered and (m == min(present) or len(self) == m)
         self.counts = tuple(a + b for a, b in zip(self.counts, present, strict=True))
         return reused
 
@@ -212,7 +213,8 @@ class LayerCache:
                 storage.map_rows(changed, order)
         self.counts = tuple(self.counts[i] for i in order)
         self.demoted = tuple(self.demoted[i] for i in order)
-        self.lowest_scores = None
+        if self.lowest_scores is not None:
+            self.lowest_scores = changed(self.lowest_scores)
 
     @classmethod
     def joined(cls, caches: Sequence["LayerCache"]) -> "LayerCache":

@@ -109,7 +109,7 @@ class Group:
         assert step is not None
         if self.count == 1:
             clock = step.clock
-            cache.append(block.keys, block.values, clock.positions, clock.present)
+            cache.append(block.keys, block.values, clock)
             only_block = len(cache) == block.keys.shape[2]
             step.view = view = LayerView(cache, block.softcap, only_block=only_block)
         else:

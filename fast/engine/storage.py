@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import last_in_use, to_device
+from kvlab.fast.engine.batch import to_device
 from kvlab.fast.engine.codes import Code, Coded, Scale
 from kvlab.fast.engine.quantization import take
 from kvlab.fast.kernels.quantise import quantise
@@ -66,13 +66,17 @@ class Storage:
         """Whether attention kernels can read the tables; they read no balanced keys."""
         return self.balance is None and all(table.readable for table in self.tables)
 
-    def append(self, vectors: Float[Tensor, "N G m d"], present: Sequence[int]) -> None:
-        """Add slots at full precision; of the new ones each sequence fills the last ``present``."""
+    def append(
+        self,
+        vectors: Float[Tensor, "N G m d"],
+        used: Bool[Tensor, "#N m"],
+        counts: tuple[int, ...],
+    ) -> None:
+        """Add slots at full precision; each sequence fills those that are ``used``, its count."""
         N, G, m, _ = vectors.shape
-        used = last_in_use(m, present, vectors.device)
         slots = torch.arange(self.count, self.count + m, device=vectors.device)
-        slots = torch.where(used, slots, EMPTY).expand(N, G, m)
-        self._add(VectorTable(slots, vectors, counts=tuple(present)))
+        slots = torch.where(used[:, None], slots, EMPTY).expand(N, G, m)
+        self._add(VectorTable(slots, vectors, counts=counts))
         self.count += m
 
     def take(self, keep: Int[Tensor, "N G kept"], valid: Bool[Tensor, "N G kept"]) -> None:

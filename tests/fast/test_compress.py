@@ -167,6 +167,21 @@ def test_blocks_bound_what_a_layer_ever_holds(spec):
         assert most > BUDGET + 7
 
 
+@pytest.mark.parametrize("spec", sampled((*ALL, *CODED), (*ONE_EACH, CODED[0])))
+def test_padding_in_the_middle_of_a_prompt_changes_nothing(spec):
+    model, runs = tiny("llama"), []
+    mask = torch.tensor([[1] * 18, [0] * 4 + [1] * 5 + [0] * 3 + [1] * 6])
+    ids, token = prompts([18, 18])["input_ids"], torch.tensor([[5], [6]])
+    alone = ids[1:, mask[1].bool()]
+    for rows, where in ((ids, mask), (alone, torch.ones_like(alone))):
+        with compress(model, spec, budget_of(spec)) as cache, torch.no_grad():
+            model(rows, attention_mask=where, past_key_values=cache)
+            logits = model(token[-len(rows) :], past_key_values=cache).logits[-1, -1]
+            kept = torch.stack(cache.positions())[:, -1]
+        runs.append((logits, kept[kept >= 0].view(*kept.shape[:2], -1)))
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-6)
+
+
 def test_a_turn_with_padding_in_the_middle():
     model = tiny("llama")
     mask = torch.tensor([[1] * 12 + [1] * 6, [0] * 4 + [1] * 8 + [0] * 3 + [1] * 3])
@@ -304,6 +319,7 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
     model = tiny("llama", torch.float32)
     for spec in (
         "h2o",
+        "rkv@every=2,window=3",
         "kivi@group=4,residual=8",
         "desirekv@interval=6,selector=3,group=4",
         "full@precision=fp8",
@@ -311,11 +327,13 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
     ):
         with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
             written(model, cache, prompts([24]), 8)
-            layers = cache.memory().layers
-            kept = len(layers) // len(cache.compressed.caches)
-            for entries, memory in zip(cache.compressed.caches, layers[::kept], strict=True):
-                allocated = sum(x.untyped_storage().nbytes() for x in tensors(entries))
-                assert kept * memory.total == allocated
+            copied = cache.copy()
+            for held in (cache, copied):
+                layers = held.memory().layers
+                kept = len(layers) // len(held.compressed.caches)
+                for entries, memory in zip(held.compressed.caches, layers[::kept], strict=True):
+                    allocated = sum(x.untyped_storage().nbytes() for x in tensors(entries))
+                    assert kept * memory.total == allocated
 
 
 def tensors(entries):
@@ -412,15 +430,45 @@ def test_scores_that_are_nan_are_an_error():
         model(**inputs, past_key_values=cache)
 
 
-def test_a_score_that_was_nan_for_one_token_is_an_error():
+def saved_and_loaded(cache, path):
+    cache.save(path)
+    cache.load(path)
+
+
+BETWEEN = {
+    "nothing": lambda cache, path: cache,
+    "a copy": lambda cache, path: cache.copy(),
+    "other rows": lambda cache, path: cache.batch_repeat_interleave(2),
+    "a file": saved_and_loaded,
+}
+
+
+@pytest.mark.parametrize("layers", [3, 1])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_a_score_that_was_nan_for_one_token_is_an_error(between, layers, tmp_path):
     """The next token's scores are numbers again; the one of the last layer was not."""
-    model = copy.deepcopy(tiny("llama"))
+    model = built(LlamaConfig(**{**SHAPE, "num_hidden_layers": layers}), torch.float64)
     queries, cache = model.model.layers[-1].self_attn.q_proj, compress(model, "tova", BUDGET)
     model(**prompts([20]), past_key_values=cache)
     for factor in (1.0, torch.nan, 1.0, 1.0):
         hook = queries.register_forward_hook(lambda *given, x=factor: x * given[2])
-        model(torch.tensor([[5]]), past_key_values=cache)
+        token = torch.full((max(1, len(cache.clocks)), 1), 5)
+        model(token, past_key_values=cache)
         hook.remove()
+        cache = BETWEEN[between](cache, tmp_path / "context") or cache
+    cache.close()
+    with pytest.raises(ValueError, match="NaN"):
+        cache.check()
+
+
+def test_a_prompt_whose_scores_were_nan_is_an_error_after_a_token():
+    """The layers share a cache since then, and the next token's scores are numbers again."""
+    model = built(LlamaConfig(**{**SHAPE, "num_hidden_layers": 2}), torch.float64)
+    norm, cache = model.model.layers[-1].self_attn.q_proj, compress(model, "tova", BUDGET)
+    hook = norm.register_forward_hook(lambda *given: torch.nan * given[2])
+    model(**prompts([20]), past_key_values=cache)
+    hook.remove()
+    model(torch.tensor([[5]]), past_key_values=cache)
     cache.close()
     with pytest.raises(ValueError, match="NaN"):
         cache.check()

@@ -156,7 +156,7 @@ def test_partners_are_the_same_when_kept_as_when_found_anew():
 
     def grow(m, present):
         for storage in both:
-            storage.append(drawn((N, G, m, D)), present)
+            storage.append(drawn((N, G, m, D)), last_in_use(m, present, DEVICE)[:, 0], present)
         return check()
 
     assert (grow(20, (20, 13))[0][1, :, :7] == -1).all()
