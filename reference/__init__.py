@@ -8,7 +8,7 @@ What users and notebooks import is here. Read the files in this order:
 3. methods: `methods`, one file per method, of `method`, `windows` and `granularity`; `outside`
 4. codes: `precisions`, of `quantization`, `codes` and `stored_vectors`
 5. runs: `streams`, and models with `transformer` and `generate`
-6. helpers: `checks`, `invariants`, `accounting`, `measure`, `files`, `processes`
+6. helpers: `checks`, `invariants`, `measure`, `files`, `processes`
 7. what is built on it: `tasks`, `models`, `simulator`, `proofs`, `conformance`
 """
 
@@ -27,9 +27,10 @@ from kvlab.reference.invariants import check_promises as check_promises
 from kvlab.reference.method import Example as Example
 from kvlab.reference.method import Method as Method
 from kvlab.reference.method import Wrapper as Wrapper
+from kvlab.reference.observation import NO_ATTENTION as NO_ATTENTION
 from kvlab.reference.observation import Clock as Clock
+from kvlab.reference.observation import Needs as Needs
 from kvlab.reference.observation import Observation as Observation
-from kvlab.reference.policy import NO_ATTENTION as NO_ATTENTION
 from kvlab.reference.policy import AfterPrefill as AfterPrefill
 from kvlab.reference.policy import AfterPrefillThenEverySeen as AfterPrefillThenEverySeen
 from kvlab.reference.policy import Budget as Budget
@@ -40,7 +41,6 @@ from kvlab.reference.policy import EveryDecode as EveryDecode
 from kvlab.reference.policy import EveryGenerated as EveryGenerated
 from kvlab.reference.policy import EverySeenBeyond as EverySeenBeyond
 from kvlab.reference.policy import Full as Full
-from kvlab.reference.policy import Needs as Needs
 from kvlab.reference.policy import Never as Never
 from kvlab.reference.policy import Nobody as Nobody
 from kvlab.reference.policy import Policy as Policy

@@ -1,6 +1,7 @@
-"""The view of one block of queries in one layer, and the place of the block in the text."""
+"""What one block of queries sees in one layer, its place in the text, and what a score reads."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -78,3 +79,25 @@ class Observation:
     def query_positions(self) -> Int[Array, " m"]:
         """Absolute positions of the block's queries."""
         return self.clock.positions
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a score reads of a block. The fast side computes nothing that no score reads."""
+
+    rows: Literal["all", "last", "none"] = "all"
+    """Rows of the attention probabilities, one per query of the block."""
+    prompt: bool = True
+    """Whether the score reads them during the prompt, too; if not, during generation only."""
+    heads: Literal["apart", "sum", "mean", "max"] = "apart"
+    """How the query heads of a KV head are joined before the score reads them."""
+    sums_rows: bool = False
+    """Whether the score reads nothing but the sum over the rows of a block."""
+    may_wait: bool = False
+    """Whether the score may observe several generated tokens together, once a decision is due."""
+    hidden_states: bool = False
+    """Whether the score reads `Observation.hidden_states`; only models have them, not traces."""
+
+
+NO_ATTENTION = Needs(rows="none")
+"""The needs of scores that read no attention probabilities of the block."""

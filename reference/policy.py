@@ -8,71 +8,25 @@
 | How precisely is it kept? | `Precision` |
 """
 
-import inspect
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from kvlab.reference.accounting import NUMBER, Sizes, StoredBits, Work
 from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.checks import check_at_least, check_protected
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
-from kvlab.reference.observation import Clock, Observation
-from kvlab.reference.quantization import FULL_BITS
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a score reads of a block. The fast side computes nothing that no score reads."""
-
-    rows: Literal["all", "last", "none"] = "all"
-    """Rows of the attention probabilities, one per query of the block."""
-    prompt: bool = True
-    """Whether the score reads them during the prompt, too; if not, during generation only."""
-    heads: Literal["apart", "sum", "mean", "max"] = "apart"
-    """How the query heads of a KV head are joined before the score reads them."""
-    sums_rows: bool = False
-    """Whether the score reads nothing but the sum over the rows of a block."""
-    may_wait: bool = False
-    """Whether the score may observe several generated tokens together, once a decision is due."""
-    hidden_states: bool = False
-    """Whether the score reads `Observation.hidden_states`; only models have them, not traces."""
-
-
-NO_ATTENTION = Needs(rows="none")
-"""The needs of scores that read no attention probabilities of the block."""
+from kvlab.reference.observation import Clock, Needs, Observation
 
 
 class Score(ABC):
     """What is an entry worth? Higher is kept."""
 
-    needs = Needs()
-    """What the score reads of attention; the default is right for every score."""
-    joins_kv_heads = False
-    """Whether an entry has the same score in all KV heads of a layer."""
-
     @property
     def columns(self) -> Mapping[str, Column]:
         """What the score remembers of every entry, by name."""
-        return {}
-
-    @property
-    def ordinal(self) -> bool:
-        """Whether scores are an order, in which distances mean nothing."""
-        return False
-
-    @property
-    def signed(self) -> bool:
-        """Whether scores may be negative."""
-        return False
-
-    def drawn(self, seen: Observation) -> Mapping[str, Array]:
-        """Return the random numbers that `score` uses, to give them to other implementations."""
         return {}
 
     def observe(self, state: State, seen: Observation) -> State:
@@ -100,62 +54,44 @@ class Score(ABC):
         """
         return self.score(state, seen, candidates, room=0)[:, None]
 
-    def work(self, sizes: Sizes) -> Work:
-        """Return the work of rating the entries of one KV head once.
+    # What the engine wants to know; the defaults are right for every score.
 
-        The default is one pass over its columns, or over the last token's probabilities where it
-        has none.
-        """
-        numbers = len(self.columns) or sizes.rho
-        return Work(NUMBER * sizes.n * (numbers + 1), sizes.n * numbers)
-
-
-@dataclass(frozen=True)
-class Around(Score):
-    """A score made of another: it observes, remembers and draws what the inner score does."""
-
-    inner: Score
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return self.inner.columns
-
-    @property
-    def needs(self) -> Needs:
-        """What the inner score reads of attention."""
-        return self.inner.needs
+    needs = Needs()
+    """What the score reads of attention."""
+    joins_kv_heads = False
+    """Whether an entry has the same score in all KV heads of a layer."""
 
     @property
     def ordinal(self) -> bool:
-        return self.inner.ordinal
+        """Whether scores are an order, in which distances mean nothing."""
+        return False
 
     @property
     def signed(self) -> bool:
-        return self.inner.signed
-
-    @property
-    def joins_kv_heads(self) -> bool:
-        return self.inner.joins_kv_heads
+        """Whether scores may be negative."""
+        return False
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
-        return self.inner.drawn(seen)
+        """Return the random numbers that `score` uses, to give them to other implementations."""
+        return {}
 
-    def observe(self, state: State, seen: Observation) -> State:
-        return self.inner.observe(state, seen)
 
-    def work(self, sizes: Sizes) -> Work:
-        """Add one pass over the scores."""
-        return self.inner.work(sizes) + Work(2 * NUMBER * sizes.n, sizes.n)
+class Budget(ABC):
+    """How many entries may be kept?"""
+
+    @abstractmethod
+    def room(self, seen: Observation, safe: Marks) -> int:
+        """Say how many entries may be kept besides the protected ones, in layer ``seen.layer`` of
+        ``seen.layers``.
+        """
+
+    def check(self, protect: "Protect", prompt: int) -> None:
+        """Raise ValueError if the protected entries alone exceed the budget."""
+        return
 
 
 class Schedule(ABC):
-    """When does it evict?"""
-
-    def __str__(self) -> str:
-        """Say when, by the first line of the class's docstring with the values of its fields."""
-        when = (inspect.getdoc(type(self)) or repr(self)).partition("\n")[0].removesuffix(".")
-        when = re.sub(r"``(\w+)``", lambda name: str(getattr(self, name[1])), when)
-        return when[:1].lower() + when[1:]
+    """When does it evict? ``str`` says it in words."""
 
     @abstractmethod
     def due(self, clock: Clock) -> bool:
@@ -182,20 +118,6 @@ class Protect(ABC):
         return ProtectedByEither(self, edges)
 
 
-class Budget(ABC):
-    """How many entries may be kept?"""
-
-    @abstractmethod
-    def room(self, seen: Observation, safe: Marks) -> int:
-        """Say how many entries may be kept besides the protected ones, in layer ``seen.layer`` of
-        ``seen.layers``.
-        """
-
-    def check(self, protect: Protect, prompt: int) -> None:
-        """Raise ValueError if the protected entries alone exceed the budget."""
-        return
-
-
 Stored = tuple[LayerCache, Int[Array, "G stays"]]
 """A cache at lower precision, and the indices of the entries that are kept."""
 
@@ -207,17 +129,42 @@ class Precision:
         """Code new entries; called after every block, due or not, before entries are evicted."""
         return cache
 
-    def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:
-        """Return the bits per element that `encode` leaves of a key and of a value."""
-        return FULL_BITS, FULL_BITS
-
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         """Quantise entries; return the keep set, to which it may add entries."""
         return cache, keep
 
-    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
-        """Return the bits that `store` leaves; in ``seen`` only positions and bits are real."""
-        return held.take(keep[0])
+
+@dataclass(frozen=True)
+class Around(Score):
+    """A score made of another: it observes, remembers and draws what the inner score does."""
+
+    inner: Score
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.inner.columns
+
+    @property
+    def needs(self) -> Needs:
+        return self.inner.needs
+
+    @property
+    def ordinal(self) -> bool:
+        return self.inner.ordinal
+
+    @property
+    def signed(self) -> bool:
+        return self.inner.signed
+
+    @property
+    def joins_kv_heads(self) -> bool:
+        return self.inner.joins_kv_heads
+
+    def drawn(self, seen: Observation) -> Mapping[str, Array]:
+        return self.inner.drawn(seen)
+
+    def observe(self, state: State, seen: Observation) -> State:
+        return self.inner.observe(state, seen)
 
 
 def crosses(before: int, after: int, period: int, offset: int = 0) -> bool:
@@ -228,6 +175,9 @@ def crosses(before: int, after: int, period: int, offset: int = 0) -> bool:
 @dataclass(frozen=True)
 class Never(Schedule):
     """Nothing is ever selected."""
+
+    def __str__(self) -> str:
+        return "nothing is ever selected"
 
     def due(self, clock: Clock) -> bool:
         return False
@@ -245,6 +195,9 @@ class EveryBlock(Schedule):
     def __post_init__(self) -> None:
         check_at_least(1, every=self.decode_steps)
 
+    def __str__(self) -> str:
+        return f"after every block of prefill and every {self.decode_steps} generated token(s)"
+
     def due(self, clock: Clock) -> bool:
         generated = crosses(clock.generated_before, clock.generated, self.decode_steps)
         return clock.prefilling or generated
@@ -259,6 +212,9 @@ class EveryDecode(Schedule):
     def __post_init__(self) -> None:
         check_at_least(1, every=self.steps)
 
+    def __str__(self) -> str:
+        return f"at generated token W, 2W, … for W = {self.steps}; never in prefill"
+
     def due(self, clock: Clock) -> bool:
         return crosses(clock.generated_before, clock.generated, self.steps)
 
@@ -266,6 +222,9 @@ class EveryDecode(Schedule):
 @dataclass(frozen=True)
 class AfterPrefill(Schedule):
     """Once, after the last block of the prompt."""
+
+    def __str__(self) -> str:
+        return "once, after the last block of the prompt"
 
     def due(self, clock: Clock) -> bool:
         return clock.prefill_ends
@@ -283,6 +242,12 @@ class AfterPrefillThenEverySeen(Schedule):
     def __post_init__(self) -> None:
         check_at_least(1, every=self.tokens)
 
+    def __str__(self) -> str:
+        return (
+            "when the prompt is complete, then whenever the tokens seen reach a multiple of "
+            f"{self.tokens}"
+        )
+
     def due(self, clock: Clock) -> bool:
         before = clock.seen - clock.block
         decoding = not clock.prefilling and crosses(before, clock.seen, self.tokens)
@@ -298,6 +263,9 @@ class EverySeenBeyond(Schedule):
 
     def __post_init__(self) -> None:
         check_at_least(1, every=self.tokens)
+
+    def __str__(self) -> str:
+        return f"whenever {self.tokens} more were seen, counted from the first {self.start} on"
 
     def due(self, clock: Clock) -> bool:
         return crosses(clock.seen - clock.block, clock.seen, self.tokens, self.start)
@@ -316,6 +284,11 @@ class EveryGenerated(Schedule):
             raise ValueError(
                 f"selector = {self.selector} must be smaller than interval = {self.interval}"
             )
+
+    def __str__(self) -> str:
+        return (
+            f"at P + R, 2P + R, … generated tokens, for P = {self.interval} and R = {self.selector}"
+        )
 
     def due(self, clock: Clock) -> bool:
         return crosses(clock.generated_before, clock.generated, self.interval, self.selector)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.granularity import OfPages, OneForAllHeads, Pages, WholePages
-from kvlab.reference.policy import NO_ATTENTION, Edges, Score
+from kvlab.reference.observation import NO_ATTENTION
+from kvlab.reference.policy import Edges, Score
 from kvlab.reference.streams import Source, random_stream, run_stream
 
 BUDGET = 16

@@ -15,13 +15,13 @@ from outside import SOURCE, methods_named
 from shapes import shapes_checked
 
 from kvlab.reference import Example, Method, Needs, check_promises, methods
-from kvlab.reference.accounting import Sizes
 from kvlab.reference.files import divergences_in
 from kvlab.reference.methods import known, lookup
 from kvlab.reference.methods.caote import Caote
 from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.policy import Edges
 from kvlab.reference.precisions import families
+from kvlab.reference.simulator.work import Sizes, rating
 
 REFERENCE = Path(methods.__file__).parents[1]
 REFUSED = tomllib.loads((Path(__file__).parent / "refused.toml").read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ def test_what_a_method_does_not_say_has_a_default(file):
         assert methods.divergences("looks") == ()
         score = methods.get("looks", 9).score
         assert (score.needs, score.ordinal, score.signed) == (Needs(), False, False)
-        assert score.work(Sizes(n=10, rho=2, d=4)).bytes == 4 * 10 * (1 + 1)
+        assert rating(score, Sizes(n=10, rho=2, d=4)).bytes == 4 * 10 * (1 + 1)
 
 
 def test_it_keeps_every_promise(file):

@@ -19,9 +19,11 @@ from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.report import ABOUT_GROUPS
 from kvlab.reference.conformance.targets import STEPS
 from kvlab.reference.files import divergences_in
-from kvlab.reference.policy import Needs, Policy
+from kvlab.reference.observation import Needs
+from kvlab.reference.policy import Policy
 from kvlab.reference.precisions import families
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.simulator.occupancy import bits_on_arrival
 from study import equal_bytes
 
 REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
@@ -103,7 +105,7 @@ def table_of_precisions() -> str:
     ]
     for family in families().values():
         for name, precision in family.precisions.items():
-            keys, values = precision.bits_on_arrival(HEAD_DIM)
+            keys, values = bits_on_arrival(precision, HEAD_DIM)
             share = 100 * (keys + values) / (2 * FULL_BITS)
             lines.append(f"| `{name}` | {keys:g} | {values:g} | {share:.1f} % | {family.source} |")
     return "\n".join(lines)

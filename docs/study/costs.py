@@ -7,11 +7,11 @@ import numpy as np
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, tabulate
-from kvlab.reference.accounting import NUMBER
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.cost import Kernel, Plan
 from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
+from kvlab.reference.simulator.work import NUMBER
 from kvlab.reference.step import Block, empty_cache, step
 
 GB = 1e9

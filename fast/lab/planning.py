@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvlab.fast.lab.points import Row, measure_points, points
+from kvlab.fast.lab.points import ENTRIES, Row, measure_points, most_entries, points
 from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
-from kvlab.reference.accounting import ENTRIES, most_entries
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime

@@ -13,17 +13,37 @@ from pathlib import Path
 from traceback import format_tb
 from typing import Any, TypeVar
 
+from jaxtyping import Real
+
 from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.selection import budget_entries
 
 Budget = TypeVar("Budget", int, str)
 
 ORACLE = "oracle"
 """Name, among methods, of the policy that knows what the rest of a run will need."""
+
+
+ENTRIES = (
+    "entries: kept per KV head after a step, mean over the layers, at its most from the last token "
+    "of the prompt on"
+)
+"""What plan, compare, simulate, perplexity and reports mean by entries: `most_entries`."""
+
+
+def most_entries(kept: Real[Array, "layers steps"]) -> float:
+    """Return what tables call entries.
+
+    Args:
+        kept: entries per KV head that each layer keeps after each step, the first of which ends
+            with the last token of the prompt.
+    """
+    return float(kept.mean(axis=0).max())
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from kvlab.fast.lab.evaluate.controls import evicts
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
+    ENTRIES,
     After,
     MeasuredRow,
     check_any,
     measure_points,
+    most_entries,
     points,
     reason,
 )
@@ -22,7 +24,6 @@ from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
-from kvlab.reference.accounting import ENTRIES, most_entries
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries

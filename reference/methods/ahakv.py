@@ -11,14 +11,13 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.accounting import Sizes, Work, vector_work, window_work
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least, check_kernel
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 from kvlab.reference.windows import Border, mean_pool, remember_queries
 
 
@@ -63,10 +62,6 @@ class SharpenedRecentAttention(Score):
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         prior = self.prior(seen.values)
         return prior * self.accumulated(state, seen)  # [AhaKV 15]
-
-    def work(self, sizes: Sizes) -> Work:
-        """Add the norms of the values to the attention of the recent rows."""
-        return window_work(sizes, self.options.recent) + vector_work(sizes, 2 * sizes.n * sizes.d)
 
     def accumulated(self, state: State, seen: Observation) -> Scores:
         """S, summed over the same number of rows for every candidate."""

@@ -10,13 +10,12 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_kernel
 from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Around, EveryBlock, Full, Needs, Nobody, Policy, Score
+from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.policy import Around, EveryBlock, Full, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
 
 LARGE = 10**9
@@ -126,12 +125,6 @@ class EvictionError(Around):
                 for g in range(len(h))
             ]
         )
-
-    def work(self, sizes: Sizes) -> Work:
-        """Add the distance of every value to the output of every query head."""
-        n, d = sizes.n, sizes.d
-        distances = Work(ELEMENT * n * d + NUMBER * n * (sizes.rho + 1), 3 * sizes.rho * n * d)
-        return self.inner.work(sizes) + distances
 
     def group_error(self, h: Float[Array, "G k n"], values: Float[Array, "G n d"]) -> Scores:
         """Error of each entry over the query group; L2 is the exact change of all its outputs."""

@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.reference.accounting import StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, require_budget
@@ -72,12 +71,6 @@ class Demote(Precision):
         keys, values = keys.encode(code, demoted), cache.values.encode(code, demoted)  # [DDKS 1]
         everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
         return replace(cache, keys=keys, values=values), everything
-
-    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
-        low, group = self.options.bits, self.options.group
-        bits = np.full(len(held), bits_per_token(low, group, seen.keys.shape[-1]))
-        bits[keep[0]] = FULL_BITS
-        return held.lower(keys=bits, values=bits)
 
 
 def balance(seen: Observation) -> Float[Array, "G d"]:

@@ -10,28 +10,18 @@ tokens are treated as Q3.
 """
 
 from dataclasses import dataclass, replace
-from math import log2
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.reference.accounting import (
-    Sizes,
-    StoredBits,
-    Work,
-    bits_per_token,
-    vector_work,
-    window_work,
-)
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.checks import check_at_least, check_choice, check_share
 from kvlab.reference.method import Example, Method
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import NO_ATTENTION, Observation
 from kvlab.reference.policy import (
-    NO_ATTENTION,
     Budget,
     Entries,
     EveryGenerated,
@@ -123,11 +113,6 @@ class Importance(Score):
             lambda x: mean_pool(x, 2 * options.radius + 1, options.border),  # [DesireKV 4]
         )
 
-    def work(self, sizes: Sizes) -> Work:
-        """Add the sensitivity to the window's attention: the channels of every key are sorted."""
-        sensitivity = vector_work(sizes, sizes.n * sizes.d * log2(sizes.d))
-        return window_work(sizes, self.options.selector) + sensitivity
-
 
 def random_scores(seen: Observation, seed: int) -> Scores:
     """Draw one value per token and layer, for the ablations."""
@@ -191,20 +176,6 @@ class BitsBySensitivity(Precision):
             chosen = kept & window & tier
             cache = quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
         return cache, np.nonzero(kept)[1].reshape(len(kept), -1)
-
-    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
-        """Count as if no token were doubtful, and the newest ones were the sensitive ones."""
-        options, d = self.options, seen.keys.shape[-1]
-        decided = keep[0][decision_window(options, seen)[0][keep[0]]]
-        high = round(len(decided) * (1 - options.sensitivity_quantile))
-        sensitive = decided[len(decided) - high :]
-        keys = np.full(len(held), float(FULL_BITS))
-        for chosen, bits in ((decided, options.low_bits), (sensitive, options.high_bits)):
-            keys[chosen] = bits_per_token(bits, options.group, d)
-        values = keys.copy()
-        if options.value_bits is not None:
-            values[decided] = bits_per_token(options.value_bits, options.group, d)
-        return held.lower(keys, values).take(keep[0])
 
     def sensitive(self, state: State, seen: Observation, window: Marks) -> Marks:
         """Mark the tokens above the threshold, or above the quantile of the window."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from kvlab.reference.cache import State
 from kvlab.reference.method import Method, refuse_budget
 from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import NO_ATTENTION, Never, Nobody, Policy, Score, Unlimited
+from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.policy import Never, Nobody, Policy, Score, Unlimited
 
 
 @dataclass(frozen=True)

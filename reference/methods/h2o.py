@@ -13,8 +13,8 @@ from kvlab.reference.attention import GroupReduction, reduce_group
 from kvlab.reference.cache import Column, State
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Needs, Policy, Score
+from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 
 
 @dataclass(frozen=True)

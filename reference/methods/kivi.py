@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool
 
-from kvlab.reference.accounting import SCALE_AND_ZERO, StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, refuse_budget
@@ -49,15 +48,6 @@ class KeysPerChannelValuesPerToken(Precision):
         keys_due = index < n // residual * residual  # [KIVI 4]
         values_due = index < n - residual  # [KIVI 5]
         return keys_due, values_due
-
-    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
-        keys_due, values_due = self.due(len(held))
-        group, wide = self.options.group, float(FULL_BITS)
-        key_bits = self.options.key_bits + SCALE_AND_ZERO / group
-        value_bits = bits_per_token(self.options.value_bits, group, seen.keys.shape[-1])
-        return held.lower(
-            keys=np.where(keys_due, key_bits, wide), values=np.where(values_due, value_bits, wide)
-        )
 
 
 @dataclass(frozen=True)

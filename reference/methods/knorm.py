@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.accounting import Sizes, Work, vector_work
 from kvlab.reference.cache import State
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,6 @@ class KeyNorm(Score):
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return -np.linalg.norm(seen.keys, axis=-1)  # [Knorm 1]
-
-    def work(self, sizes: Sizes) -> Work:
-        """Every key is read once."""
-        return vector_work(sizes, 2 * sizes.n * sizes.d)
 
 
 @dataclass(frozen=True)

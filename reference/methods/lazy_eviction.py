@@ -19,8 +19,8 @@ from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Edges, Entries, EveryDecode, Needs, Policy, Score
+from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
 
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
 

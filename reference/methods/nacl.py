@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import NO_ATTENTION, AfterPrefill, Entries, Policy, Protect, Score
+from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.policy import AfterPrefill, Entries, Policy, Protect, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import remember_queries, window_attention, window_logits
 
@@ -62,9 +61,6 @@ class ProxyAndSample(Score):
         ranks = np.empty(order.shape)
         np.put_along_axis(ranks, order, np.arange(float(order.shape[1])), axis=-1)
         return ranks
-
-    def work(self, sizes: Sizes) -> Work:
-        return window_work(sizes, self.proxies(sizes.prompt))
 
     def proxy_attention(self, state: State, seen: Observation) -> Scores:
         """Sum the proxies' attention, mean over the group."""

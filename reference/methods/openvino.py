@@ -28,8 +28,8 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import OfPages, Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Around, Edges, EveryDecode, Needs, Policy, Score
+from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.policy import Around, Edges, EveryDecode, Policy, Score
 from kvlab.reference.selection import rank
 
 Anchor = Literal["zeros", "ones", "mean", "alternating"]

@@ -17,8 +17,8 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryDecode, Needs, Policy, Score
+from kvlab.reference.observation import NO_ATTENTION, Needs, Observation
+from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
 from kvlab.reference.selection import rank
 
 

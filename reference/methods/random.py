@@ -18,8 +18,8 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import OneForAllHeads
 from kvlab.reference.method import Example, Method, Wrapper, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 
 MULTIPLIERS = (0x7FEB352D, 0x5BD1E995, 0x27D4EB2F)
 """Odd numbers of 31 bits, well mixed: their products with 32 bits fit 64 signed ones."""

@@ -13,21 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.reference.accounting import ELEMENT, Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_share, check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    AfterPrefillThenEverySeen,
-    Edges,
-    Entries,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.policy import AfterPrefillThenEverySeen, Edges, Entries, Policy, Score
 from kvlab.reference.windows import (
     among_candidates,
     max_pool,
@@ -55,11 +47,6 @@ class ImportanceMinusRedundancy(Score):
         importance = self.importance(state, seen, candidates)
         redundancy = np.stack([self.redundancy(keys) for keys in seen.keys])
         return self.options.mix * importance - (1 - self.options.mix) * redundancy  # [R-KV 4]
-
-    def work(self, sizes: Sizes) -> Work:
-        """Add the cosine similarity of every pair of keys, n²·d, to the window's attention."""
-        similarity = Work(ELEMENT * sizes.n * sizes.d, 2 * sizes.n**2 * sizes.d)
-        return window_work(sizes, self.options.window) + similarity
 
     def importance(self, state: State, seen: Observation, candidates: Marks) -> Scores:
         """Pooled attention of the last queries; the group is reduced on logits, by maximum."""

@@ -13,21 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel
 from kvlab.reference.method import Example, Method
 from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Clock, Observation
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    Budget,
-    Edges,
-    Entries,
-    EveryGenerated,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import NO_ATTENTION, Clock, Observation
+from kvlab.reference.policy import Budget, Edges, Entries, EveryGenerated, Policy, Score
 from kvlab.reference.windows import (
     among_candidates,
     mean_pool,
@@ -61,9 +52,6 @@ class SelectorAttention(Score):
             candidates,
             lambda x: mean_pool(x, self.options.kernel, "zero"),  # [RPC 3]
         )
-
-    def work(self, sizes: Sizes) -> Work:
-        return window_work(sizes, self.options.selector)
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,12 @@ from typing import Literal
 
 from jaxtyping import Float
 
-from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    AfterPrefill,
-    Edges,
-    Entries,
-    EveryBlock,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.policy import AfterPrefill, Edges, Entries, EveryBlock, Policy, Score
 from kvlab.reference.windows import (
     Border,
     among_candidates,
@@ -51,9 +42,6 @@ class WindowAttention(Score):
         attention = window_attention(state, seen, self.options.window)
         looked_at = attention.sum(axis=2).mean(axis=1)  # [SnapKV 1]
         return among_candidates(looked_at, candidates, self.pool)  # [SnapKV 2]
-
-    def work(self, sizes: Sizes) -> Work:
-        return window_work(sizes, self.options.window)
 
     def pool(self, x: Float[Array, "G k"]) -> Float[Array, "G k"]:
         """Smooth over neighbours in the cache."""

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from kvlab.reference.cache import State
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Entries, EveryBlock, Needs, Nobody, Policy, Score
+from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.policy import Entries, EveryBlock, Nobody, Policy, Score
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,6 @@ class OnArrival(Precision):
             cache, keys=cache.keys.encode(self.keys), values=cache.values.encode(self.values)
         )
 
-    def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:
-        return self.keys.bits_with_scales(head_dim), self.values.bits_with_scales(head_dim)
-
 
 @dataclass(frozen=True)
 class Family:

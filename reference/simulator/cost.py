@@ -13,12 +13,12 @@ from math import floor
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.occupancy import Occupancy, mean_of_layers, occupancies
 from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
+from kvlab.reference.simulator.work import ELEMENT, NUMBER, Sizes, Work, rating
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Plan:
         compared = np.where(kept != n - 1, n * np.log2(n), n)
         work = {
             "observe": (n > 0, Work(NUMBER * noted, noted)),
-            "score": (ranked, score.work(sizes)),
+            "score": (ranked, rating(score, sizes)),
             "select": (ranked, Work(2 * NUMBER * n, compared)),
             "move": (several, Work(2 * kept * row)),
             "quantise": (coded > 0, Work(1.5 * ELEMENT * elements, 6 * elements)),

@@ -6,16 +6,21 @@ DesireKV's doubtful tokens depends on data: here no token is doubtful.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from math import ceil
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Bool, Float, Int, Real
 
-from kvlab.reference.accounting import StoredBits
+from kvlab.reference.methods.ddks import Demote
+from kvlab.reference.methods.desirekv import BitsBySensitivity, decision_window
+from kvlab.reference.methods.kivi import KeysPerChannelValuesPerToken
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
-from kvlab.reference.policy import Policy
+from kvlab.reference.policy import Policy, Precision
+from kvlab.reference.precisions import OnArrival
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.streams import block_lengths
 
@@ -43,6 +48,118 @@ class Occupancy:
     def elements(self, head_dim: int) -> Float[Array, " t"]:
         """Bits of keys and values per KV head after each token."""
         return self.entries * self.bits * 2 * head_dim
+
+
+SCALE_AND_ZERO = 32
+"""Bits that a group of quantised elements takes besides its codes."""
+
+
+@dataclass(frozen=True)
+class StoredBits:
+    """The entries of one KV head: where they come from, and the bits of their keys and values."""
+
+    positions: Int[Array, " n"]
+    keys: Float[Array, " n"]
+    """Bits per element of each key, scales and zero points included."""
+    values: Float[Array, " n"]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def append(self, positions: Int[Array, " m"], keys: float, values: float) -> "StoredBits":
+        """Add tokens whose keys and values have so many bits per element."""
+        m = len(positions)
+        return StoredBits(
+            np.concatenate([self.positions, positions]),
+            np.concatenate([self.keys, np.full(m, float(keys))]),
+            np.concatenate([self.values, np.full(m, float(values))]),
+        )
+
+    def lower(self, keys: Float[Array, " n"], values: Float[Array, " n"]) -> "StoredBits":
+        """Store entries at these bits; an entry that has fewer bits already keeps them."""
+        return replace(
+            self, keys=np.minimum(self.keys, keys), values=np.minimum(self.values, values)
+        )
+
+    def take(self, keep: Int[Array, " kept"]) -> "StoredBits":
+        """Return these entries alone."""
+        return StoredBits(self.positions[keep], self.keys[keep], self.values[keep])
+
+
+# --- what each precision stores ------------------------------------------------------------------
+
+
+@singledispatch
+def after_storing(
+    precision: Precision, held: StoredBits, seen: Observation, keep: Int[Array, " kept"]
+) -> StoredBits:
+    """Return the bits that `Precision.store` leaves; in ``seen`` only positions and bits are real.
+
+    A precision that is not named below stores nothing in fewer bits.
+    """
+    return held.take(keep)
+
+
+@after_storing.register
+def _(
+    precision: Demote, held: StoredBits, seen: Observation, keep: Int[Array, " kept"]
+) -> StoredBits:
+    options = precision.options
+    bits = np.full(len(held), _bits_per_token(options.bits, options.group, seen))
+    bits[keep] = FULL_BITS
+    return held.lower(keys=bits, values=bits)
+
+
+@after_storing.register
+def _(
+    precision: KeysPerChannelValuesPerToken,
+    held: StoredBits,
+    seen: Observation,
+    keep: Int[Array, " kept"],
+) -> StoredBits:
+    options, wide = precision.options, float(FULL_BITS)
+    keys_due, values_due = precision.due(len(held))
+    key_bits = options.key_bits + SCALE_AND_ZERO / options.group
+    value_bits = _bits_per_token(options.value_bits, options.group, seen)
+    return held.lower(
+        keys=np.where(keys_due, key_bits, wide), values=np.where(values_due, value_bits, wide)
+    )
+
+
+@after_storing.register
+def _(
+    precision: BitsBySensitivity, held: StoredBits, seen: Observation, keep: Int[Array, " kept"]
+) -> StoredBits:
+    """Count as if no token were doubtful, and the newest ones were the sensitive ones."""
+    options = precision.options
+    decided = keep[decision_window(options, seen)[0][keep]]
+    high = round(len(decided) * (1 - options.sensitivity_quantile))
+    sensitive = decided[len(decided) - high :]
+    keys = np.full(len(held), float(FULL_BITS))
+    for chosen, bits in ((decided, options.low_bits), (sensitive, options.high_bits)):
+        keys[chosen] = _bits_per_token(bits, options.group, seen)
+    values = keys.copy()
+    if options.value_bits is not None:
+        values[decided] = _bits_per_token(options.value_bits, options.group, seen)
+    return held.lower(keys, values).take(keep)
+
+
+def _bits_per_token(bits: int, group: int, seen: Observation) -> float:
+    """Return the bits per element of a vector that is quantised in groups of its channels."""
+    if bits == FULL_BITS:
+        return bits
+    head_dim = seen.keys.shape[-1]
+    return bits + SCALE_AND_ZERO * ceil(head_dim / group) / head_dim
+
+
+def bits_on_arrival(precision: Precision, head_dim: int) -> tuple[float, float]:
+    """Return the bits per element that `Precision.encode` leaves of a key and of a value."""
+    if not isinstance(precision, OnArrival):
+        return FULL_BITS, FULL_BITS
+    return precision.keys.bits_with_scales(head_dim), precision.values.bits_with_scales(head_dim)
+
+
+# --- counting ------------------------------------------------------------------------------------
 
 
 def mean_of_layers(layers: Sequence[Occupancy]) -> Occupancy:
@@ -98,7 +215,7 @@ def _of_layer(
     )
     held = StoredBits(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
     count, held_bits = 0, 0.0
-    new_bits = policy.precision.bits_on_arrival(head_dim)
+    new_bits = bits_on_arrival(policy.precision, head_dim)
     last = 0
     for length in block_lengths(prompt, generated, block_size):
         first, last = last, last + length
@@ -136,7 +253,7 @@ def _decide(policy: Policy, seen: Observation, held: StoredBits) -> tuple[Stored
     candidates = np.nonzero(~safe)[0]
     stays = np.ones_like(safe)
     stays[candidates[: max(0, len(candidates) - room)]] = False
-    after = policy.precision.account(held, seen, np.nonzero(stays)[0][None])
+    after = after_storing(policy.precision, held, seen, np.nonzero(stays)[0])
     return after, room < len(candidates)
 
 

@@ -20,15 +20,8 @@ from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.methods.caote import Caote, EvictionError
 from kvlab.reference.methods.h2o import H2O
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    Edges,
-    Entries,
-    EveryBlock,
-    Needs,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import NO_ATTENTION, Needs
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 from kvlab.reference.policy import Full as FullPrecision
 
 BUDGET = 12

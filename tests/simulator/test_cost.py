@@ -8,10 +8,10 @@ import pytest
 from tolerances import DECIMALS, FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.accounting import Sizes
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Hardware, Shape, find_shape
+from kvlab.reference.simulator.work import Sizes, rating
 from kvlab.reference.transformer import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("shapes")
@@ -78,15 +78,15 @@ SIZES = Sizes(100, 4, 8)
 
 def test_scores_that_look_again_read_keys_or_values():
     keys_once = 2 * 100 * 8
-    base = methods.get("tova", 50).score.work(SIZES)
+    base = rating(methods.get("tova", 50).score, SIZES)
     assert base.bytes == 4 * 100 * (4 + 1)
-    caote = methods.get("caote:tova", 50).score.work(SIZES)
+    caote = rating(methods.get("caote:tova", 50).score, SIZES)
     assert caote.bytes == base.bytes + keys_once + 4 * 100 * 5
     assert caote.flops == base.flops + 3 * 4 * 100 * 8
-    window = methods.get("snapkv@window=5", 50).score.work(SIZES)
+    window = rating(methods.get("snapkv@window=5", 50).score, SIZES)
     assert window.bytes == keys_once + 4 * 100
     assert window.flops == 4 * 5 * 100 * (2 * 8 + 5)
-    pairs = methods.get("rkv@window=5", 50).score.work(SIZES)
+    pairs = rating(methods.get("rkv@window=5", 50).score, SIZES)
     assert pairs.flops == window.flops + 2 * 100 * 100 * 8
 
 

@@ -25,7 +25,7 @@ from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.controls import explained, gains_table
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.points import AFTER_CAPTION, BUDGET_CAPTION, ORACLE, check_points
+from kvlab.fast.lab.points import AFTER_CAPTION, BUDGET_CAPTION, ENTRIES, ORACLE, check_points
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
 from kvlab.fast.lab.sweep.summary import main_measure
@@ -40,7 +40,6 @@ from kvlab.fast.lab.terminal import (
 )
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
-from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.models import EMBEDDED
 
 WHAT_IT_IS = (

@@ -32,6 +32,7 @@ from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
     BUDGET_CAPTION,
+    ENTRIES,
     MeasuredRow,
     check_any,
     check_points,
@@ -51,7 +52,6 @@ from kvlab.fast.lab.sweep.summary import (
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import finish, print_caption, print_table, printing_rows, reporting
 from kvlab.fast.models import model_location
-from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import english, reasoning

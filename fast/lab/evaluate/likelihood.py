@@ -13,9 +13,8 @@ from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
-from kvlab.fast.lab.points import tokens_after
+from kvlab.fast.lab.points import most_entries, tokens_after
 from kvlab.fast.precisions import OnArrival
-from kvlab.reference.accounting import most_entries
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
@@ -47,7 +46,7 @@ class Likelihood:
     greedy: Bool[np.ndarray, " t"]
     """Whether the token is the likeliest."""
     entries: float
-    """As `kvlab.reference.accounting.ENTRIES` says."""
+    """As `kvlab.fast.lab.points.ENTRIES` says."""
     nbytes: float
     """Bytes of all keys and values after the last token, scales and norms included; an unquantised
     element counts 16 bits."""

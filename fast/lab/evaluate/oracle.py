@@ -20,8 +20,9 @@ from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array, Marks
 from kvlab.reference.notation import Scores as ReferenceScores
+from kvlab.reference.observation import NO_ATTENTION
 from kvlab.reference.observation import Observation as ReferenceObservation
-from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy
 
 
 @dataclass(frozen=True, eq=False)

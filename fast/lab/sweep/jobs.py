@@ -28,12 +28,11 @@ from kvlab.fast.lab.evaluate.backends import (
     load_backend,
 )
 from kvlab.fast.lab.evaluate.tasks import Question, Rated, find_task
-from kvlab.fast.lab.points import ORACLE, reason, tokens_after
+from kvlab.fast.lab.points import ORACLE, most_entries, reason, tokens_after
 from kvlab.fast.lab.sweep.fingerprints import fingerprint
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
-from kvlab.reference.accounting import most_entries
 from kvlab.reference.policy import Policy
 from kvlab.reference.processes import process_pool
 

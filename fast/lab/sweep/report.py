@@ -20,6 +20,7 @@ from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
     BUDGET_CAPTION,
+    ENTRIES,
     NOTHING,
     ORACLE,
     UNKNOWN,
@@ -53,7 +54,6 @@ from kvlab.fast.lab.sweep.summary import (
 )
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, tabulate
 from kvlab.reference import methods as registry
-from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.methods import base_name
 from kvlab.reference.outside import OUTSIDE
 from kvlab.reference.proofs import PAPERS
