@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvlab.reference.notation import Array
+Array = np.ndarray
 
 # --- 1. A model ----------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ def main() -> None:
             right = (generate(model, method(budget), p, len(s), s[-1]) == s for p, s in texts)
             print(f"{sum(right):4}", end="", flush=True)
         print()
-    print("random:h2o to fast_caote:h2o protect the budget's newest half, those below less or more")
+    print("h2o, random:h2o, caote:h2o and fast_caote:h2o protect the newest half of their budget")
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ class Recurrence(Score[reference.Recurrence]):
         importance = torch.where(interval > 0, h1 + h2, 0.0)
         if self.spec.options.zero_interval == "limit":
             importance = torch.where((interval == 0) & (elapsed == 0), h1, importance)
-        if not self.spec.options.guard:
-            return importance
-        return importance + 2.0 * (elapsed < interval).to(dtype)
+        if self.spec.options.guard:
+            importance = importance + reference.LARGEST * (elapsed < interval).to(dtype)
+        return importance
 
     def elapsed_score(self, elapsed: Tensor, interval: Tensor) -> PerEntry:
         """H1: falls as the time since the last activation outgrows the longest interval."""

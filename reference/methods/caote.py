@@ -33,6 +33,20 @@ def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
     return np.divide(retention, total, out=uniform, where=total > 0)  # [CAOTE 22]
 
 
+def eviction_error(
+    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float = 2
+) -> Float[Array, "... n"]:
+    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
+
+    Where h_j is above one half, which holds for at most one entry, `dominant_error` says the same.
+    """
+    output = (h[..., None] * values).sum(axis=-2, keepdims=True)
+    dominant, rest = h > 0.5, remaining_mass(h)
+    ratio = np.divide(h, rest, out=np.zeros_like(h), where=~dominant & (rest > 0))
+    error = ratio * np.linalg.norm(output - values, ord=norm, axis=-1)  # [CAOTE 21]
+    return np.where(dominant, dominant_error(h, values, norm), error) if dominant.any() else error
+
+
 def remaining_mass(h: Float[Array, "... n"]) -> Float[Array, "... n"]:
     """Return Σh − h_j: of equal entries the same, and without cancellation."""
     total = h.sum(axis=-1, keepdims=True)
@@ -41,26 +55,20 @@ def remaining_mass(h: Float[Array, "... n"]) -> Float[Array, "... n"]:
     return np.where(dominant, others, total - h)
 
 
-def eviction_error(
-    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float = 2
+def dominant_error(
+    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float
 ) -> Float[Array, "... n"]:
-    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
+    """h_j·‖Σ_{i≠j} h_i·v_i/(1 − h_j) − v_j‖ of the entry above one half: Eq. 21 in another form.
 
-    The entry above one half, at most one, is computed from the output of the others, where the
-    printed formula loses its digits as h_j → 1; an entry with all the mass has infinite error.
+    The output of the others keeps the digits that the printed form loses as h_j → 1. An entry with
+    all the mass has infinite error.
     """
-    output = (h[..., None] * values).sum(axis=-2, keepdims=True)
-    dominant, rest = h > 0.5, remaining_mass(h)
-    ratio = np.divide(h, rest, out=np.zeros_like(h), where=~dominant & (rest > 0))
-    error = ratio * np.linalg.norm(output - values, ord=norm, axis=-1)  # [CAOTE 21]
-    if dominant.any():
-        others = np.where(dominant, 0.0, h)
-        mass = others.sum(axis=-1, keepdims=True)
-        share = np.divide(others, mass, out=np.zeros_like(h), where=mass > 0)
-        without = (share[..., None] * values).sum(axis=-2, keepdims=True)
-        distance = np.linalg.norm(without - values, ord=norm, axis=-1)
-        error = np.where(dominant, np.where(mass > 0, h * distance, np.inf), error)
-    return error
+    others = np.where(h > 0.5, 0.0, h)
+    mass = others.sum(axis=-1, keepdims=True)
+    share = np.divide(others, mass, out=np.zeros_like(h), where=mass > 0)
+    without = (share[..., None] * values).sum(axis=-2, keepdims=True)
+    distance = np.linalg.norm(without - values, ord=norm, axis=-1)
+    return np.where(mass > 0, h * distance, np.inf)
 
 
 def fast_eviction_error(

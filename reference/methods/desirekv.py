@@ -72,62 +72,18 @@ def doubtful(options: "DesireKV", seen: Observation, window: Marks) -> Marks:
     return window & (known < limit)  # [DesireKV Eq. 9, protection]
 
 
-@dataclass(frozen=True)
-class OutsideWindow(Protect):
-    """Everything that the event does not decide about; on request also the doubtful tokens."""
-
-    options: "DesireKV"
-    doubtful_too: bool
-
-    def safe(self, seen: Observation) -> Marks:
-        window = decision_window(self.options, seen)
-        return ~window | doubtful(self.options, seen, window) if self.doubtful_too else ~window
-
-    def count(self, prompt: int) -> int:
-        return prompt + self.options.selector
-
-
-@dataclass(frozen=True)
-class Importance(Score):
-    """Pooled attention of the selector window, one value per token and layer."""
-
-    options: "DesireKV"
-
-    needs = NO_ATTENTION
-    joins_kv_heads = True
-
-    def observe(self, state: State, seen: Observation) -> State:
-        return remember_queries(state, seen, self.options.selector)
-
-    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        options = self.options
-        if options.importance == "random":
-            return random_scores(seen, options.seed)
-        window = decision_window(options, seen)
-        over = window if options.normalize_over == "candidates" else None
-        attention = window_attention(state, seen, options.selector, over)
-        raw = np.tile(attention.mean(axis=(0, 1, 2)), (len(window), 1))  # [DesireKV 3]
-        return among_candidates(
-            raw,
-            window,
-            lambda x: mean_pool(x, 2 * options.radius + 1, options.border),  # [DesireKV 4]
-        )
-
-
-def random_scores(seen: Observation, seed: int) -> Scores:
-    """Draw one value per token and layer, for the ablations."""
-    rng = np.random.default_rng([seed, seen.layer, seen.clock.seen])
-    return np.tile(rng.random(seen.positions.shape[1]), (len(seen.positions), 1))
-
-
-@dataclass(frozen=True)
-class ShareOfWindow(Budget):
-    """The important half of a window, or another share of it."""
-
-    options: "DesireKV"
-
-    def room(self, seen: Observation, safe: Marks) -> int:
-        return int((~safe[0]).sum() * (1 - self.options.importance_quantile))
+def importance(options: "DesireKV", state: State, seen: Observation, window: Marks) -> Scores:
+    """Pooled attention of the selector window."""
+    if options.importance == "random":
+        return random_scores(seen, options.seed)
+    over = window if options.normalize_over == "candidates" else None
+    attention = window_attention(state, seen, options.selector, over)
+    raw = np.tile(attention.mean(axis=(0, 1, 2)), (len(window), 1))  # [DesireKV 3]
+    return among_candidates(
+        raw,
+        window,
+        lambda x: mean_pool(x, 2 * options.radius + 1, options.border),  # [DesireKV 4]
+    )
 
 
 def outlier_score(
@@ -158,6 +114,74 @@ def sensitivity(
     return per_token / largest if largest > 0 else np.zeros_like(per_token)  # [DesireKV 8]
 
 
+def sensitive(
+    options: "DesireKV", state: State, seen: Observation, window: Marks, in_doubt: Marks
+) -> Marks:
+    """Mark the tokens above the threshold, or above the quantile of the window."""
+    if options.sensitivity == "random":
+        relative = random_scores(seen, options.seed + 1)[0]
+    elif options.sensitivity == "attention":
+        rated = importance(options, state, seen, window)
+        relative = np.where(in_doubt, BEFORE_ALL, rated)[0]
+    else:
+        relative = sensitivity(seen.keys, window, options.group, options.outlier_mean)
+    limit = options.sensitivity_threshold
+    if limit is None:
+        decided = relative[window[0]]
+        limit = np.quantile(decided, options.sensitivity_quantile) if decided.size else np.inf
+    return np.tile(relative > limit, (len(window), 1))
+
+
+def random_scores(seen: Observation, seed: int) -> Scores:
+    """Draw one value per token and layer, for the ablations."""
+    rng = np.random.default_rng([seed, seen.layer, seen.clock.seen])
+    return np.tile(rng.random(seen.positions.shape[1]), (len(seen.positions), 1))
+
+
+# --- the answers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutsideWindow(Protect):
+    """Everything that the event does not decide about; on request also the doubtful tokens."""
+
+    options: "DesireKV"
+    doubtful_too: bool
+
+    def safe(self, seen: Observation) -> Marks:
+        window = decision_window(self.options, seen)
+        return ~window | doubtful(self.options, seen, window) if self.doubtful_too else ~window
+
+    def count(self, prompt: int) -> int:
+        return prompt + self.options.selector
+
+
+@dataclass(frozen=True)
+class Importance(Score):
+    """Pooled attention of the selector window, one value per token and layer."""
+
+    options: "DesireKV"
+
+    needs = NO_ATTENTION
+    joins_kv_heads = True
+
+    def observe(self, state: State, seen: Observation) -> State:
+        return remember_queries(state, seen, self.options.selector)
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        return importance(self.options, state, seen, decision_window(self.options, seen))
+
+
+@dataclass(frozen=True)
+class ShareOfWindow(Budget):
+    """The important half of a window, or another share of it."""
+
+    options: "DesireKV"
+
+    def room(self, seen: Observation, safe: Marks) -> int:
+        return int((~safe[0]).sum() * (1 - self.options.importance_quantile))
+
+
 @dataclass(frozen=True)
 class BitsBySensitivity(Precision):
     """Sensitive or doubtful entries at ``high_bits``, other important ones at ``low_bits``."""
@@ -165,33 +189,21 @@ class BitsBySensitivity(Precision):
     options: "DesireKV"
 
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
-        """Spare doubtful tokens from eviction, then quantise what the event decided about."""
-        options, window = self.options, decision_window(self.options, seen)
+        """One event: keep the important and the doubtful tokens, and quantise those of the window.
+
+        ``keep`` has the important ones, and all that the event does not decide about.
+        """
+        options = self.options
+        window = decision_window(options, seen)
         in_doubt = doubtful(options, seen, window)
         kept = np.zeros_like(window)
         np.put_along_axis(kept, keep, True, axis=-1)
         kept |= in_doubt
-        high = window & (self.sensitive(cache.state, seen, window) | in_doubt)
+        high = window & (sensitive(options, cache.state, seen, window, in_doubt) | in_doubt)
         for tier, bits in ((high, options.high_bits), (~high, options.low_bits)):  # Q3, then Q2
             chosen = kept & window & tier
             cache = quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
         return cache, np.nonzero(kept)[1].reshape(len(kept), -1)
-
-    def sensitive(self, state: State, seen: Observation, window: Marks) -> Marks:
-        """Mark the tokens above the threshold, or above the quantile of the window."""
-        options = self.options
-        if options.sensitivity == "random":
-            relative = random_scores(seen, options.seed + 1)[0]
-        elif options.sensitivity == "attention":
-            importance = Importance(options).score(state, seen, window, 0)[0]
-            relative = np.where(doubtful(options, seen, window)[0], BEFORE_ALL, importance)
-        else:
-            relative = sensitivity(seen.keys, window, options.group, options.outlier_mean)
-        limit = options.sensitivity_threshold
-        if limit is None:
-            decided = relative[window[0]]
-            limit = np.quantile(decided, options.sensitivity_quantile) if decided.size else np.inf
-        return np.tile(relative > limit, (len(window), 1))
 
 
 def quantize_entries(

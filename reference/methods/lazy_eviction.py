@@ -22,6 +22,9 @@ from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Needs, Observation
 from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
 
+LARGEST = 2.0
+"""The most that H1 and H2 give together, each at most 1."""
+
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
 
 
@@ -90,7 +93,9 @@ class Recurrence(Score):
         h2 = self.interval_score(np.maximum(interval, 1))
         limit = h1 * (elapsed == 0) if self.options.zero_interval == "limit" else 0.0
         importance = np.where(recurs, h1 + h2, limit)  # [LazyEviction 2]
-        return importance + 2.0 * (elapsed < interval) if self.options.guard else importance
+        if self.options.guard:  # on top of all that H1 and H2 can give
+            importance = importance + LARGEST * (elapsed < interval)
+        return importance
 
     def elapsed_score(self, elapsed: Array, interval: Array) -> Scores:
         """H1: falls as the time since the last activation outgrows the longest interval."""

@@ -10,13 +10,13 @@ from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.conformance.made import recording
 from kvlab.reference.generate import choose
 from kvlab.reference.methods.desirekv import (
-    BitsBySensitivity,
     DesireKV,
     Importance,
     decision_window,
     doubtful,
     outlier_score,
     quantize_entries,
+    sensitive,
     sensitivity,
 )
 from kvlab.reference.streams import Source, random_stream
@@ -46,8 +46,10 @@ def test_sensitivity_by_hand():
     np.testing.assert_allclose(relative, [1 / 3, 0.0, 1.0], atol=FLOAT64)
     np.testing.assert_array_equal(sensitivity(keys[:, 1:2], np.ones((1, 1), bool), 8), [0.0])
     seen, all_three = observation([[1 / 3] * 3], keys=keys), np.ones((1, 3), dtype=bool)
-    above = BitsBySensitivity(DesireKV(group=8, sensitivity_threshold=0.5))
-    assert above.sensitive(State(), seen, all_three).tolist() == [[False, False, True]]
+    above = sensitive(
+        DesireKV(group=8, sensitivity_threshold=0.5), State(), seen, all_three, ~all_three
+    )
+    assert above.tolist() == [[False, False, True]]
 
 
 def test_equal_keys_are_not_sensitive():
@@ -55,7 +57,7 @@ def test_equal_keys_are_not_sensitive():
     keys, window = np.tile(BLOCK, (1, 4, 1)), np.ones((1, 4), dtype=bool)
     assert sensitivity(keys, window, group=8).tolist() == [1.0] * 4
     seen = observation([[1 / 4] * 4], keys=keys)
-    assert not BitsBySensitivity(DesireKV(group=8)).sensitive(State(), seen, window).any()
+    assert not sensitive(DesireKV(group=8), State(), seen, window, ~window).any()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_sensitive_is_what_is_above_the_windows_quantile(options, expected):
     window = np.array([[True] * 5 + [False] * 5])
     keys = np.outer([4.0, 3, 2, 1, 0, *[40.0] * 5], BLOCK)[None]
     seen = observation([[1 / 10] * 10], keys=keys)
-    marks = BitsBySensitivity(DesireKV(group=8, **options)).sensitive(State(), seen, window)
+    marks = sensitive(DesireKV(group=8, **options), State(), seen, window, ~window)
     assert np.flatnonzero(marks[0, :5]).tolist() == expected
 
 
@@ -81,11 +83,11 @@ def test_the_ablations_draw_apart():
     and others at the next event."""
     options = DesireKV(sensitivity="random", sensitivity_threshold=0.5)
     seen, everything = observation([[1 / 64] * 64]), np.ones((1, 64), dtype=bool)
-    sensitive = BitsBySensitivity(options).sensitive(State(), seen, everything)
+    drawn = sensitive(options, State(), seen, everything, ~everything)
     draw = methods.get("desirekv-i").score.score
     later = replace(seen, clock=replace(seen.clock, seen=seen.clock.seen + 1))
     now, then = (draw(State(), each, everything, 32) > 0.5 for each in (seen, later))
-    for one, other in ((now, sensitive), (now, then)):
+    for one, other in ((now, drawn), (now, then)):
         assert 16 < one.sum() < 48 and 16 < other.sum() < 48 and 16 < (one != other).sum() < 48
 
 

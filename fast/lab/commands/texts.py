@@ -27,7 +27,7 @@ from kvlab.fast.lab.commands.options import (
     words,
 )
 from kvlab.fast.lab.evaluate.controls import matched
-from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, paired_tests
+from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, check_pairs, paired_tests
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
@@ -130,16 +130,16 @@ def perplexity(
         windows = 50 if own else _count_windows(model, text, window)
     check_at_least(1, windows=windows)
     task = f"likelihood@of={own}" if own else f"perplexity@window={window},prompt={prompt}"
-    specs = read_methods(methods)
+    specs = (FULL, *(spec for spec in read_methods(methods) if spec != FULL))
     sweep = Sweep(
         models=(model or "reasoner",),
         tasks=_of_text([{"task": task, "feed": feed}], text),
-        methods=(FULL, *(spec for spec in specs if spec != FULL)),
+        methods=specs,
         budgets=read_budgets(budgets, "50%"),
         problems=windows,
         batch=_batch(batch_size, own),
         block_size=block_size,
-        pairs=_pairs(pairs),
+        pairs=_pairs(pairs, specs),
         controls=controls,
     )
     loading = {"dtype": dtype, "device": device, "parallel": parallel}
@@ -193,16 +193,17 @@ def needle(
         tasks = [{"task": f"definition@variables={n}"} for n in reasoning.HELD_OUT_VARIABLES]
     elif own is not None:
         raise ValueError(f"--model {model} has no needles of its own: it needs a --text")
+    specs = read_methods(methods)
     sweep = Sweep(
         models=(model or "reasoner",),
         tasks=_of_text([each | {"depths": depths} for each in tasks], text),
-        methods=read_methods(methods),
+        methods=specs,
         budgets=read_budgets(budgets, "70%"),
         problems=trials * depths,
         seeds=(seed,),
         batch=_batch(batch_size, own),
         block_size=block_size,
-        pairs=_pairs(pairs),
+        pairs=_pairs(pairs, specs),
         controls=controls,
     )
     loading = {"dtype": dtype, "device": device, "parallel": parallel}
@@ -267,8 +268,10 @@ def _batch(size: int | None, own: str | None) -> int:
     return size
 
 
-def _pairs(text: str) -> Any:
-    return tuple(tuple(each.split()) for each in text.split(";") if each.strip())
+def _pairs(text: str, specs: Sequence[str]) -> Any:
+    pairs = tuple(tuple(each.split()) for each in text.split(";") if each.strip())
+    check_pairs(pairs, specs)
+    return pairs
 
 
 def _run(
