@@ -167,6 +167,17 @@ def test_blocks_bound_what_a_layer_ever_holds(spec):
         assert most > BUDGET + 7
 
 
+@pytest.mark.parametrize("spec", CODED)
+def test_a_scale_is_of_the_first_tokens_of_a_sequence(spec):
+    """They come in the third block, after two of padding."""
+    model, batch, runs = tiny("llama"), prompts([21, 7]), []
+    for inputs in (batch, {name: x[1:, -7:] for name, x in batch.items()}):
+        with compress(model, spec, budget_of(spec), block_size=7) as cache:
+            tokens, logits = written(model, cache, inputs, 8)
+        runs.append((tokens[-1], logits[-1]))
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("spec", sampled((*ALL, *CODED), (*ONE_EACH, CODED[0])))
 def test_padding_in_the_middle_of_a_prompt_changes_nothing(spec):
     model, runs = tiny("llama"), []
