@@ -64,18 +64,10 @@ def generate(
     report: Report | None = None,
     stopped: Stopped | None = None,
 ) -> Written:
-    """Let a model continue a text under a method.
+    """Let a decoder of transformers continue a text of at least one token under a method.
 
-    Args:
-        model: a decoder of transformers.
-        tokenizer: tokenizer of the model.
-        prompt: the text to continue, at least one token.
-        method: registry syntax.
-        budget: entries, or percent of the prompt and ``max_new_tokens`` together.
-        block_size: tokens per block of the prompt; None reads the prompt at once.
-        max_new_tokens: tokens to write at most.
-        report: is called after each token.
-        stopped: says after each token whether the text ends there.
+    The budget is entries, or percent of the prompt and ``max_new_tokens`` together. ``stopped``
+    says after each token whether the text ends there.
 
     Raises:
         ValueError: if an argument is not allowed, or the tokenizer refuses the prompt.

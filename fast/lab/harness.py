@@ -76,22 +76,13 @@ class CompressedLM(Base):
         batch_size: int | str = 1,
         **options: Any,
     ) -> None:
-        """Load a model.
+        """Load a model from a directory or the hub; or take one, with its ``tokenizer``.
 
-        Args:
-            pretrained: Hugging Face directory, or id on the hub; or a model, with its ``tokenizer``
-                among the options.
-            method: registry syntax.
-            budget: entries per KV head and layer, or percent, as in ``"50%"``.
-            block_size: read prompts in blocks of so many tokens.
-            feed: how continuations are rated, see `kvlab.fast.lab.evaluate.likelihood.FEEDS`.
-            device: as PyTorch names it.
-            dtype: as the checkpoint has it, or float64, float32, bfloat16 or float16.
-            parallel: see `kvlab.fast.models.loading.load`.
-            batch_size: requests that run together.
-            options: of lm-eval's own class, `OPTIONS`; all other options are hyper-parameters of
-                the method. So ``method=h2o@every=25,recent=8`` is understood although lm-eval cuts
-                its arguments at commas.
+        ``feed`` is one of `kvlab.fast.lab.evaluate.likelihood.FEEDS`; ``device``, ``dtype`` and
+        ``parallel`` are those of `kvlab.fast.models.loading.load`. Besides `OPTIONS`, which are of
+        lm-eval's own class, all options are hyper-parameters of the method. So
+        ``method=h2o@every=25,recent=8`` is understood although lm-eval cuts its arguments at
+        commas.
 
         Raises:
             ValueError: if the method, the budget, an option or the model is not allowed.
@@ -283,22 +274,13 @@ def evaluate_tasks(
     steps: Steps | None = None,
     **loading: Any,
 ) -> tuple[EvaluatedRow, ...]:
-    """Run every task under every method at every budget.
+    """Run every task, group or tag of lm-eval under every method at every budget.
 
-    Args:
-        model: Hugging Face directory, or id on the hub.
-        tasks: names of lm-eval's tasks, groups and tags.
-        specs: methods, in registry syntax.
-        budgets: entries, or percent of each request's own tokens.
-        how: block_size, feed and batch_size, as `CompressedLM` takes them.
-        limit: problems of each task; None takes all.
-        fewshot: solved examples before each problem; None takes as many as the task says.
-        chat: apply the tokenizer's chat template.
-        include_path: folder of further tasks.
-        report: is called with (runs done, runs in all, the method) before each run.
-        tell: is called with each row as soon as it is there.
-        steps: keeps the rows.
-        loading: device, dtype and parallel, as `kvlab.fast.models.loading.load` takes them.
+    Budgets are entries, or percent of each request's own tokens. ``how`` holds block_size, feed and
+    batch_size, as `CompressedLM` takes them, ``loading`` what `kvlab.fast.models.loading.load`
+    takes. None as ``limit`` takes all problems of a task, as ``fewshot`` as many examples as the
+    task says; ``include_path`` is a folder of further tasks. ``report``, ``tell`` and ``steps`` are
+    as in `kvlab.fast.lab.points.measure_points`.
 
     Raises:
         ValueError: if an argument is not allowed, a task is unknown, or no method could run.

@@ -90,12 +90,8 @@ def plan_methods(
 ) -> Planned:
     """Plan memory and time of a model under methods; nothing is run.
 
-    Args:
-        serving: what to plan for.
-        specs: registry syntax. A method that cannot serve is refused in its row.
-        budget: entries, or percent of prompt and length together.
-        report: is called with (methods done, methods in all, the method).
-        tell: is called with each row as soon as it is there.
+    A method that cannot serve is refused in its row, and ``tell`` is called with each row as soon
+    as it is there. The budget is entries, or percent of prompt and length together.
 
     Raises:
         ValueError: if a method, one of its options or the budget is not allowed, or no method can

@@ -37,11 +37,9 @@ ENTRIES = (
 
 
 def most_entries(kept: Real[Array, "layers steps"]) -> float:
-    """Return what tables call entries.
+    """Return what tables call entries, of those that each layer keeps per KV head after each step.
 
-    Args:
-        kept: entries per KV head that each layer keeps after each step, the first of which ends
-            with the last token of the prompt.
+    The first step ends with the last token of the prompt.
     """
     return float(kept.mean(axis=0).max())
 
@@ -178,15 +176,11 @@ def measure_points(
     tell: Callable[[Measured], object] = lambda row: None,
     steps: Steps | None = None,
 ) -> tuple[Measured, ...]:
-    """Measure every point.
+    """Measure every point: a method, and a budget if it takes one.
 
-    Args:
-        asked: methods and budgets.
-        measure: returns the row of a point, or raises what the module's docstring says.
-        refused: class of the rows.
-        report: is called before each point with (points done, points in all, the method).
-        tell: is called with each row as soon as it is there.
-        steps: keeps the rows of methods that could run.
+    ``measure`` returns a point's row, or raises what the module's docstring says; a row of the
+    class ``refused`` then says why. ``report`` is called before each point, ``tell`` with each row
+    as soon as it is there, and ``steps`` keeps the rows of methods that could run.
 
     Raises:
         ValueError: if no method could run.

@@ -26,12 +26,9 @@ def record_trace(
     trace = record_trace(model, **tokenizer(text, return_tensors="pt"), max_new_tokens=90)
     ```
 
-    Args:
-        model: a decoder of transformers.
-        layers: numbers of the layers to record; None records all full-attention layers.
-        dtype: number format of the stored queries, keys and values, one of `DTYPES`.
-        name: name of the model, in the trace; by default the name that the model was loaded by.
-        inputs: what ``model.generate`` is given; ``input_ids`` holds one sequence.
+    ``layers`` are the numbers of those to record; None records all full-attention layers. The
+    ``name`` in the trace is by default the one that the model was loaded by. ``inputs`` are what
+    ``model.generate`` is given; ``input_ids`` holds one sequence.
 
     Raises:
         ValueError: if there is more than one sequence, or the model, a layer or the type is not

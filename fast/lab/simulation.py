@@ -21,7 +21,7 @@ from kvlab.fast.lab.points import (
     reason,
 )
 from kvlab.fast.lab.steps import Steps
-from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_share
@@ -79,17 +79,10 @@ def simulate(
 ) -> Simulation:
     """Replay a trace under methods and budgets.
 
-    Args:
-        trace: a recorded generation.
-        specs: registry syntax. A method that cannot work with the trace is refused in its row.
-        budgets: entries, or percent of the trace's tokens.
-        block_size: as in `kvlab.reference.simulator.judge.judge`, and so are all that follow.
-        threshold: attention of an activation.
-        gap: tokens without activation.
-        exact: whether the best keep sets are found.
-        workers: processes.
-        report: is called after each layer.
-        steps: keeps what was found of each layer.
+    A method that cannot work with the trace is refused in its row. Budgets are entries, or percent
+    of the trace's tokens; the options that follow are those of
+    `kvlab.reference.simulator.judge.judge`. ``report`` is called after each layer, and ``steps``
+    keeps what was found of it.
 
     Raises:
         ValueError: if an argument is not allowed, or no method can run.
@@ -210,11 +203,6 @@ CAPTION = (
     "them, 100 % · error: attention output, relative · hits: entries there when they regained "
     "importance · early: entries evicted, and activated again later"
 )
-
-
-def table(found: Simulation) -> Table:
-    """Lay the figures out."""
-    return tabulate(found.rows, COLUMNS)
 
 
 def title(trace: Trace) -> str:

@@ -65,12 +65,10 @@ def _read(path: Path) -> dict[Hashable, Any]:
 
 @contextmanager
 def kept_steps(work: str, **asked: Any) -> Iterator[Steps]:
-    """Keep the steps of a work until all are done.
+    """Keep the steps of a command until all are done.
 
-    Args:
-        work: name of the command.
-        asked: all that the results depend on, besides kvlab, methods from outside, the versions
-            of what computes, and the machine.
+    ``asked`` is all that the results depend on, besides kvlab, methods from outside, the versions
+    of what computes, and the machine.
     """
     name = hashlib.sha256(json.dumps([_program(), asked], default=str).encode()).hexdigest()[:16]
     steps = Steps(cache_directory() / "unfinished" / f"{work}-{name}")

@@ -77,15 +77,9 @@ def record_methods(
 ) -> Viewed:
     """Record one method after the other.
 
-    Args:
-        source: what the methods run on.
-        specs: registry syntax. A method that cannot run is refused in its row.
-        budget: entries, or percent of what the full cache holds in the end.
-        block_size: tokens per block of the prompt; None reads the prompt at once.
-        threshold: attention that counts as an activation.
-        most_values: entries in the snapshots of a method; more make a page finer, and larger.
-        report: is called after each token.
-        tell: is called with each row as soon as it is there.
+    A method that cannot run is refused in its row, and ``tell`` is called with each row as soon as
+    it is there. The budget is entries, or percent of what the full cache holds in the end. More
+    ``most_values``, entries in the snapshots of a method, make a page finer, and larger.
 
     Raises:
         ValueError: if an argument is not allowed, or no method can run.
@@ -146,13 +140,9 @@ def text_source(
     max_new_tokens: int = 192,
     solved: Callable[[str], bool] | None = None,
 ) -> Source:
-    """Let the model in a directory continue a text.
+    """Let the model in a directory of Hugging Face, which the reference can read, continue a text.
 
-    Args:
-        text: the prompt.
-        directory: directory of a Hugging Face model that the reference can read.
-        max_new_tokens: tokens to write at most.
-        solved: says whether a written text is right.
+    ``solved`` says whether what is written is right.
 
     Raises:
         FileNotFoundError: if the model directory is incomplete.
@@ -168,10 +158,8 @@ def text_source(
 def trace_source(path: Path, directory: Path | None = None) -> Source:
     """Ask methods about a recorded generation.
 
-    Args:
-        path: path of the trace.
-        directory: the model whose tokenizer gives the texts of the tokens; None: the embedded
-            model's if the trace is of one, else token ids stand for texts.
+    The tokenizer of the model in ``directory`` gives the texts of the tokens; None: the embedded
+    model's if the trace is of one, else token ids stand for texts.
 
     Raises:
         ValueError: if the file is no trace, or its tokens are not the tokenizer's.

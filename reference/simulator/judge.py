@@ -30,15 +30,9 @@ def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[A
 
     B slots hold one entry each. Later tokens look at the entry until a newer token takes its place
     in the slot. So a slot's history is a chain of entries, and each token is in one chain at most:
-    the heaviest B disjoint chains are an assignment of successors, which is solved exactly.
-
-    Args:
-        attention: attention of every token to every entry, zeros after the diagonal.
-        prompt: tokens of the prompt; entries are evicted only after its last token.
-        budget: entries B that are kept after every token.
-
-    Returns:
-        Index of the token after which an entry is evicted; t if it is kept to the end.
+    the heaviest B disjoint chains are an assignment of successors, which is solved exactly. Entries
+    are evicted only after the last token of the prompt. What is returned is the index of the token
+    after which an entry is evicted; t if it is kept to the end.
 
     Raises:
         ValueError: if ``budget`` is below 1.
@@ -207,16 +201,11 @@ def judge(
     gap: int = 16,
     exact: bool | None = None,
 ) -> Iterator[list[Judgement]]:
-    """Replay one layer after the other and judge every policy.
+    """Replay one layer after the other, as `replay` does, and judge every policy.
 
-    Args:
-        trace: what was recorded.
-        policies: what to ask.
-        block_size: tokens per block of the prompt; None for the whole prompt at once.
-        workers: processes among which the layers are shared out.
-        threshold: attention from which on a token activates an entry.
-        gap: tokens without activation after which an entry regains importance.
-        exact: find the best keep sets exactly, instead of a bound; None: up to `EXACT` tokens.
+    A token activates an entry from the attention ``threshold`` on; the entry regains importance if
+    it had not been activated for ``gap`` tokens. The best keep sets are found exactly, or bounded;
+    ``exact`` = None finds those of up to `EXACT` tokens.
 
     Raises:
         ValueError: if a policy does not fit the trace, or an argument is not allowed.

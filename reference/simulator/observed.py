@@ -55,9 +55,7 @@ def _read(model: Path, problem: int) -> Trace:
 def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
     """Let the model read a held-out problem with its solution; return every query head.
 
-    Args:
-        model: Hugging Face directory of the embedded reasoner, or of a model with its vocabulary.
-        problem: index among the held-out problems.
+    The directory is that of the embedded reasoner, or of a model with its vocabulary.
 
     Raises:
         FileNotFoundError: if the model directory is incomplete.
@@ -170,12 +168,7 @@ def intervals(
 ) -> Int[Array, " entries"]:
     """Let the model solve held-out problems with the full cache; return every entry's MRI.
 
-    Args:
-        directory: directory of the model.
-        problems: how many held-out problems.
-        seed: seed of the problems.
-        threshold: attention from which on an entry is activated.
-        draw: draws the problems, which are those of the embedded reasoner if nothing else is said.
+    An entry is activated from the attention ``threshold`` on.
 
     Raises:
         ValueError: if ``problems`` is below 1, ``threshold`` not between 0 and 1 or above all
@@ -264,13 +257,10 @@ class Quadrants:
 
 
 def quadrants(layer: Layer, recent: int = 32, radius: int = 3, group: int = 64) -> Quadrants:
-    """Judge the tokens of a layer of a trace as DesireKV does.
+    """Judge the tokens of a layer of a trace as DesireKV does, smoothed over ``radius`` neighbours.
 
-    Args:
-        layer: layer of a trace.
-        recent: newest tokens, whose queries judge and which are not judged themselves.
-        radius: radius of the smoothing.
-        group: channels per block of a key.
+    The queries of the ``recent`` newest tokens judge the others; a key's blocks have ``group``
+    channels.
 
     Raises:
         ValueError: unless 1 ≤ recent and at least two tokens are left.

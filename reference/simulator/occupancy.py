@@ -7,7 +7,6 @@ DesireKV's doubtful tokens depends on data: here no token is doubtful.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
 from math import ceil
 from typing import Any
 
@@ -70,9 +69,9 @@ class StoredBits:
         """Add tokens whose keys and values have so many bits per element."""
         m = len(positions)
         return StoredBits(
-            np.concatenate([self.positions, positions]),
-            np.concatenate([self.keys, np.full(m, float(keys))]),
-            np.concatenate([self.values, np.full(m, float(values))]),
+            np.append(self.positions, positions),
+            np.append(self.keys, np.full(m, float(keys))),
+            np.append(self.values, np.full(m, float(values))),
         )
 
     def lower(self, keys: Float[Array, " n"], values: Float[Array, " n"]) -> "StoredBits":
@@ -86,72 +85,6 @@ class StoredBits:
         return StoredBits(self.positions[keep], self.keys[keep], self.values[keep])
 
 
-# --- what each precision stores ------------------------------------------------------------------
-
-
-@singledispatch
-def after_storing(
-    precision: Precision, held: StoredBits, seen: Observation, keep: Int[Array, " kept"]
-) -> StoredBits:
-    """Return the bits that `Precision.store` leaves; in ``seen`` only positions and bits are real.
-
-    A precision that is not named below stores nothing in fewer bits.
-    """
-    return held.take(keep)
-
-
-@after_storing.register
-def _(
-    precision: Demote, held: StoredBits, seen: Observation, keep: Int[Array, " kept"]
-) -> StoredBits:
-    options = precision.options
-    bits = np.full(len(held), _bits_per_token(options.bits, options.group, seen))
-    bits[keep] = FULL_BITS
-    return held.lower(keys=bits, values=bits)
-
-
-@after_storing.register
-def _(
-    precision: KeysPerChannelValuesPerToken,
-    held: StoredBits,
-    seen: Observation,
-    keep: Int[Array, " kept"],
-) -> StoredBits:
-    options, wide = precision.options, float(FULL_BITS)
-    keys_due, values_due = precision.due(len(held))
-    key_bits = options.key_bits + SCALE_AND_ZERO / options.group
-    value_bits = _bits_per_token(options.value_bits, options.group, seen)
-    return held.lower(
-        keys=np.where(keys_due, key_bits, wide), values=np.where(values_due, value_bits, wide)
-    )
-
-
-@after_storing.register
-def _(
-    precision: BitsBySensitivity, held: StoredBits, seen: Observation, keep: Int[Array, " kept"]
-) -> StoredBits:
-    """Count as if no token were doubtful, and the newest ones were the sensitive ones."""
-    options = precision.options
-    decided = keep[decision_window(options, seen)[0][keep]]
-    high = round(len(decided) * (1 - options.sensitivity_quantile))
-    sensitive = decided[len(decided) - high :]
-    keys = np.full(len(held), float(FULL_BITS))
-    for chosen, bits in ((decided, options.low_bits), (sensitive, options.high_bits)):
-        keys[chosen] = _bits_per_token(bits, options.group, seen)
-    values = keys.copy()
-    if options.value_bits is not None:
-        values[decided] = _bits_per_token(options.value_bits, options.group, seen)
-    return held.lower(keys, values).take(keep)
-
-
-def _bits_per_token(bits: int, group: int, seen: Observation) -> float:
-    """Return the bits per element of a vector that is quantised in groups of its channels."""
-    if bits == FULL_BITS:
-        return bits
-    head_dim = seen.keys.shape[-1]
-    return bits + SCALE_AND_ZERO * ceil(head_dim / group) / head_dim
-
-
 def bits_on_arrival(precision: Precision, head_dim: int) -> tuple[float, float]:
     """Return the bits per element that `Precision.encode` leaves of a key and of a value."""
     if not isinstance(precision, OnArrival):
@@ -159,7 +92,43 @@ def bits_on_arrival(precision: Precision, head_dim: int) -> tuple[float, float]:
     return precision.keys.bits_with_scales(head_dim), precision.values.bits_with_scales(head_dim)
 
 
-# --- counting ------------------------------------------------------------------------------------
+def after_storing(
+    precision: Precision, held: StoredBits, seen: Observation, keep: Int[Array, " kept"]
+) -> StoredBits:
+    """Return the bits that `Precision.store` leaves; in ``seen`` only positions and bits are real.
+
+    DesireKV is counted as if no token were doubtful, and the newest ones were the sensitive ones.
+    """
+    head_dim = seen.keys.shape[-1]
+    keys, values = np.full((2, len(held)), float(FULL_BITS))
+    match precision:
+        case Demote(options=options):
+            keys[:] = _per_token(options.bits, options.group, head_dim)
+            keys[keep] = FULL_BITS
+            return held.lower(keys, keys)
+        case KeysPerChannelValuesPerToken(options=options):
+            keys_due, values_due = precision.due(len(held))
+            keys[keys_due] = options.key_bits + SCALE_AND_ZERO / options.group
+            values[values_due] = _per_token(options.value_bits, options.group, head_dim)
+            return held.lower(keys, values)
+        case BitsBySensitivity(options=options):
+            decided = keep[decision_window(options, seen)[0][keep]]
+            high = round(len(decided) * (1 - options.sensitivity_quantile))
+            for chosen, bits in (
+                (decided, options.low_bits),
+                (decided[len(decided) - high :], options.high_bits),
+            ):
+                keys[chosen] = _per_token(bits, options.group, head_dim)
+                values[chosen] = _per_token(options.value_bits or bits, options.group, head_dim)
+            return held.lower(keys, values).take(keep)
+    return held.take(keep)
+
+
+def _per_token(bits: int, group: int, head_dim: int) -> float:
+    """Return the bits per element of a vector that is quantised in groups of its channels."""
+    if bits == FULL_BITS:
+        return bits
+    return bits + SCALE_AND_ZERO * ceil(head_dim / group) / head_dim
 
 
 def mean_of_layers(layers: Sequence[Occupancy]) -> Occupancy:

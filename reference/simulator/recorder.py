@@ -40,19 +40,10 @@ def record_generation(
 ) -> Run:
     """Let a model write under a method, and record what happens to every token.
 
-    Args:
-        model: the transformer.
-        tokenizer: its tokenizer.
-        policy: the method.
-        prompt: text to continue.
-        max_new_tokens: tokens to write at most.
-        budget: budget of the policy, in entries, to be shown.
-        stop: token id after which to end.
-        block_size: tokens per block of prefill; None for the whole prompt at once.
-        threshold: attention from which on an entry counts as activated.
-        most_values: entries that all snapshots may hold; steps between them are left out.
-        solved: says whether the answer is right.
-        progress: called with tokens done, and tokens there can be at most.
+    The text ends after the token ``stop``. ``budget``, in entries, is only shown. An entry counts
+    as activated from the attention ``threshold`` on. All snapshots together hold ``most_values``
+    entries at most; steps between them are left out. ``solved`` says whether an answer is right,
+    ``progress`` is called with the tokens done and the most that there can be.
 
     Raises:
         ValueError: if the prompt is empty, or the policy cannot work with it.
@@ -83,17 +74,9 @@ def record_replay(
     most_values: int = MOST_VALUES,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Run:
-    """Ask a method what it would have done with the tokens of a trace.
+    """Ask a method what it would have done with the tokens of a trace, whose texts are ``texts``.
 
-    Args:
-        trace: a recorded generation of any model.
-        texts: text of each of its tokens.
-        policy: the method.
-        budget: as in `record_generation`, and so are all that follow.
-        block_size: tokens per block of the prompt.
-        threshold: attention of an activation.
-        most_values: entries of all snapshots.
-        progress: called with tokens done and tokens in all.
+    All options are those of `record_generation`.
 
     Raises:
         ValueError: if the policy does not fit the trace, or the texts do not.

@@ -72,11 +72,8 @@ def replay(
 ) -> Iterator[list[Fate]]:
     """Replay one layer after the other; yield the fates under each policy.
 
-    Args:
-        trace: what was recorded.
-        policies: what to ask; each keeps its own entries.
-        block_size: tokens per block of the prompt; None for the whole prompt at once.
-        workers: processes among which the layers are shared out.
+    The prompt is read in blocks of ``block_size`` tokens, or at once; ``workers`` processes share
+    the layers out among them.
 
     Raises:
         ValueError: if a policy does not fit the trace, or ``block_size`` is below 1.

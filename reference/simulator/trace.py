@@ -177,12 +177,7 @@ def record_trace(
 ) -> Trace:
     """Let the NumPy transformer write with the full cache; record what its layers are handed.
 
-    Args:
-        model: the transformer; for models in PyTorch, see ``kvlab trace``.
-        prompt: token ids.
-        max_new_tokens: tokens to write at most; the last one that it writes is never read.
-        stop: token id after which to end.
-        name: name of the model, in the trace.
+    For models in PyTorch, see ``kvlab trace``. The last token that is written is never read.
 
     Raises:
         ValueError: as `kvlab.reference.generate.generate`.
@@ -202,12 +197,7 @@ def record_trace(
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write a trace; a file of that name is replaced, and only once the new one is complete.
-
-    Args:
-        trace: what to write.
-        path: the file, ending in ``.npz``.
-    """
+    """Write an ``.npz`` file; one of that name is replaced only once the new one is complete."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.resolve()

@@ -6,7 +6,6 @@ values 16 bits.
 """
 
 from dataclasses import dataclass
-from functools import singledispatch
 from math import log2
 
 from jaxtyping import Float, Int
@@ -57,75 +56,37 @@ class Sizes:
     """Tokens of the prompt."""
 
 
-@singledispatch
 def rating(score: Score, sizes: Sizes) -> Work:
-    """Return the work of rating the entries of one KV head once.
-
-    A score that is not named below costs one pass over its columns, or over the last token's
-    probabilities where it has none.
-    """
-    numbers = len(score.columns) or sizes.rho
-    return Work(NUMBER * sizes.n * (numbers + 1), sizes.n * numbers)
-
-
-@rating.register
-def _(score: Around, sizes: Sizes) -> Work:
-    return rating(score.inner, sizes) + Work(2 * NUMBER * sizes.n, sizes.n)
-
-
-@rating.register
-def _(score: EvictionError, sizes: Sizes) -> Work:
-    """Add the distance of every value to the output of every query head."""
-    n, rho = sizes.n, sizes.rho
-    distances = Work(ELEMENT * n * sizes.d + NUMBER * n * (rho + 1), 3 * rho * n * sizes.d)
-    return rating(score.inner, sizes) + distances
-
-
-@rating.register(KeyNorm)
-@rating.register(ValueLength)
-def _(score: Score, sizes: Sizes) -> Work:
-    return _vectors(sizes, 2 * sizes.n * sizes.d)
-
-
-@rating.register
-def _(score: WindowAttention, sizes: Sizes) -> Work:
-    return _window(sizes, score.options.window)
-
-
-@rating.register
-def _(score: SelectorAttention, sizes: Sizes) -> Work:
-    return _window(sizes, score.options.selector)
-
-
-@rating.register
-def _(score: ProxyAndSample, sizes: Sizes) -> Work:
-    return _window(sizes, score.proxies(sizes.prompt))
-
-
-@rating.register
-def _(score: ImportanceMinusRedundancy, sizes: Sizes) -> Work:
-    """Add the cosine similarity of every pair of keys, n²·d, to the window's attention."""
-    similarity = Work(ELEMENT * sizes.n * sizes.d, 2 * sizes.n**2 * sizes.d)
-    return _window(sizes, score.options.window) + similarity
-
-
-@rating.register
-def _(score: SharpenedRecentAttention, sizes: Sizes) -> Work:
-    """Add the norms of the values to the attention of the recent rows."""
-    return _window(sizes, score.options.recent) + _vectors(sizes, 2 * sizes.n * sizes.d)
-
-
-@rating.register
-def _(score: Importance, sizes: Sizes) -> Work:
-    """Add the sensitivity to the window's attention: the channels of every key are sorted."""
-    sensitivity = _vectors(sizes, sizes.n * sizes.d * log2(sizes.d))
-    return _window(sizes, score.options.selector) + sensitivity
+    """Return the work of rating the entries of one KV head once."""
+    n, rho, d = sizes.n, sizes.rho, sizes.d
+    match score:
+        case EvictionError():  # the distance of every value to the output of every query head
+            distances = Work(ELEMENT * n * d + NUMBER * n * (rho + 1), 3 * rho * n * d)
+            return rating(score.inner, sizes) + distances
+        case Around():
+            return rating(score.inner, sizes) + Work(2 * NUMBER * n, n)
+        case KeyNorm() | ValueLength():
+            return _vectors(sizes, 2 * n * d)
+        case WindowAttention():
+            return _window(sizes, score.options.window)
+        case SelectorAttention():
+            return _window(sizes, score.options.selector)
+        case ProxyAndSample():
+            return _window(sizes, score.proxies(sizes.prompt))
+        case ImportanceMinusRedundancy():  # the cosine similarity of every pair of keys, n²·d
+            return _window(sizes, score.options.window) + Work(ELEMENT * n * d, 2 * n**2 * d)
+        case SharpenedRecentAttention():  # and the norms of the values
+            return _window(sizes, score.options.recent) + _vectors(sizes, 2 * n * d)
+        case Importance():  # and the sensitivity: the channels of every key are sorted
+            return _window(sizes, score.options.selector) + _vectors(sizes, n * d * log2(d))
+    # One pass over its columns, or over the last token's probabilities where it has none.
+    numbers = len(score.columns) or rho
+    return Work(NUMBER * n * (numbers + 1), n * numbers)
 
 
 def _window(sizes: Sizes, queries: int) -> Work:
     """Return the work of attention of several queries to all entries: softmax(Q Kᵀ), summed."""
-    logits = sizes.rho * queries * sizes.n
-    return _vectors(sizes, logits * (2 * sizes.d + 5))
+    return _vectors(sizes, sizes.rho * queries * sizes.n * (2 * sizes.d + 5))
 
 
 def _vectors(sizes: Sizes, flops: Count) -> Work:
