@@ -244,7 +244,7 @@ def _prepared(
     policy, positions, block = get(method, budget), given["positions"], given["block"]
     (G, n), cache = positions.shape, policy.empty_cache()
     keys, values = (given.get(name, torch.zeros(G, n, 1)) for name in ("keys", "values"))
-    cache.append(keys[None], values[None], torch.arange(n, dtype=torch.int32)[None], (n,))
+    cache.append(keys[None], values[None], _batch_clock(Clock(n, n, n)))
     cache.positions.copy_(positions[None])
     clock = _batch_clock(Clock(given["seen"], block, given["prompt"]))
     _fill_state(policy, cache, given, block if before else 0)

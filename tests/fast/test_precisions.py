@@ -56,6 +56,12 @@ def vectors(seed: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(drawn).to(dtype)
 
 
+def append(storage: Storage, rows: torch.Tensor) -> None:
+    """Add vectors of a sequence without padding."""
+    m = rows.shape[2]
+    storage.append(rows, torch.ones((1, m), dtype=torch.bool), (m,))
+
+
 @pytest.mark.parametrize("name", ON_ARRIVAL)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_codes_scales_and_bytes_are_the_references(name, dtype):
@@ -66,7 +72,7 @@ def test_codes_scales_and_bytes_are_the_references(name, dtype):
     for code in (precision.keys, precision.values):
         ours, theirs = Storage(x), StoredVectors.empty(2, 48)
         for number, part in enumerate((slice(0, 30), slice(30, 50))):
-            ours.append(x[:, :, part], [part.stop - part.start])
+            append(ours, x[:, :, part])
             ours.encode(port_part(code), [number == 0])
             theirs = theirs.append(x[0, :, part].double().numpy()).encode(code)
         (expected,) = theirs.tables
@@ -89,9 +95,9 @@ def test_what_a_copy_takes_up_is_not_in_the_original():
     x = vectors(1, torch.float32)
     ours = Storage(x)
     for part in (x[:, :, :30], x[:, :, 30:31]):
-        ours.append(part, [part.shape[2]])
+        append(ours, part)
     copy = ours.copy()
     for storage, row in ((ours, 31), (copy, 40)):
-        storage.append(x[:, :, row : row + 1], [1])
+        append(storage, x[:, :, row : row + 1])
     assert torch.equal(ours.read(x.dtype), x[:, :, :32])
     assert torch.equal(copy.read(x.dtype), x[:, :, [*range(31), 40]])

@@ -133,7 +133,7 @@ def test_a_row_goes_on_as_if_alone_whatever_is_done_to_the_batch(spec, layers, t
             torch.testing.assert_close(entries, own[0])
 
 
-def test_a_copy_knows_where_its_own_values_lie():
+def test_a_copy_and_moved_rows_know_where_their_own_values_lie():
     """Of every row of its keys' tables, which change as often as those of the original."""
     model, spec = tiny("llama"), "desirekv@interval=6,selector=3,group=4"
     with compress(model, spec, watch=lambda *_: None) as cache:
@@ -142,8 +142,10 @@ def test_a_copy_knows_where_its_own_values_lie():
             tokens = prompts([14, 14], seed=number)["input_ids"]
             for i in range(14):
                 fed(model, held, tokens[:, i : i + 1])
-            for entries in held.compressed.caches:
-                tables = entries.tables()
-                assert tables is not None and len(tables[0]) > 1
-                keys, values, found = tables
-                torch.testing.assert_close(found, partners_of(keys, values, len(entries)))
+            for order in ([0, 1], [1, 0]):
+                held.reorder_cache(torch.tensor(order))
+                for entries in held.compressed.caches:
+                    tables = entries.tables()
+                    assert tables is not None and len(tables[0]) > 1
+                    keys, values, found = tables
+                    torch.testing.assert_close(found, partners_of(keys, values, len(entries)))

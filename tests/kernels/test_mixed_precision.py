@@ -7,6 +7,7 @@ from kernel_inputs import DEVICE, DTYPES, as_numpy, attended, drawn, sink
 from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
+from kvlab.fast.engine.batch import last_in_use
 from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
 from kvlab.fast.kernels.quantise import quantise
@@ -156,7 +157,8 @@ def test_partners_are_the_same_when_kept_as_when_found_anew():
 
     def grow(m, present):
         for storage in both:
-            storage.append(drawn((N, G, m, D)), last_in_use(m, present, DEVICE)[:, 0], present)
+            new = drawn((N, G, m, D))
+            storage.append(new, last_in_use(m, present, new.device)[:, 0], present)
         return check()
 
     assert (grow(20, (20, 13))[0][1, :, :7] == -1).all()
