@@ -6,9 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from kvlab.fast.lab.sweep.jobs import Result
 from kvlab.fast.lab.sweep.run import read_rows
+from kvlab.fast.lab.sweep.summary import Point
 
 SMALL = """
 methods = ["full", "h2o", "raas", "nacl"]
@@ -27,8 +30,18 @@ pairs = [["h2o", "raas"], ["full", "h2o"]]
 
 def results(directory: Path):
     """Return all rows in one order, but for the times."""
-    rows = [{**row, "seconds_per_token": None} for row in read_rows(directory)]
-    return sorted(rows, key=lambda row: (row["job"], row["problem"]))
+    rows = [replace(row, seconds_per_token=None) for row in read_rows(directory)]
+    return sorted(rows, key=lambda row: (row.job, row.problem))
+
+
+def made(method: str, budget: int | None, after_eviction=None, **figures) -> Point:
+    """Return a point from the figures of its problems, by their names in `Result`."""
+    known = {"job": "", "model": "", "task": "", "seed": 0, "method": method, "budget": budget}
+    found = tuple(
+        Result(**known, problem=number, **dict(zip(figures, values, strict=True)))
+        for number, values in enumerate(zip(*figures.values(), strict=True))
+    )
+    return Point(method=method, budget=budget, results=found, after_eviction=after_eviction)
 
 
 COMMAND = """

@@ -31,9 +31,9 @@ def rated(name: str) -> Iterator[dict[str, Any]]:
     jobs = {job.id: job for job in stored.plan.jobs()}
     counts: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for row in stored.rows:
-        job = jobs[row["job"]]
-        if job.budget is not None and row["tokens"] and (job.drafts or _rates(job)):
-            prompt, tokens = row["prompt_tokens"], row["tokens"]
+        job = jobs[row.job]
+        if job.budget is not None and row.tokens and (job.drafts or _rates(job)):
+            prompt, tokens = row.prompt_tokens or 0, row.tokens
             read = prompt + tokens - 1
             given = read if not job.drafts and _rates(job) == "blocks" else prompt
             first = first_eviction(job.budget, given, read, job.block_size or given)

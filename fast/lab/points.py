@@ -103,7 +103,7 @@ def reason(error: Exception) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow(Row):
-    """A row that says how often what is measured happened."""
+    """A row that says how often what is measured happened, some also whether it held its budget."""
 
     after_eviction: After | None = None
     """None for what evicts nothing, and where it was not counted."""
@@ -112,14 +112,6 @@ class MeasuredRow(Row):
     def measures_nothing(self) -> bool:
         """Whether nothing was evicted before any token, so that the row is the full cache's."""
         return self.after_eviction is not None and not self.after_eviction.count
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldRow(MeasuredRow):
-    """A row that says whether the budget was held."""
-
-    holds_budget: bool | None = None
-    """Whether no measured unit held more entries than the budget; None if not known."""
 
 
 EXCEEDED = "†"
@@ -135,14 +127,14 @@ BUDGET_CAPTION = (
 """What the mark means."""
 
 
-def budget_mark(row: HeldRow) -> str:
+def budget_mark(row: Any) -> str:
     """Return the mark of a row: none if it held its budget, takes none, or was refused."""
     if row.budget is None or row.refusal is not None or row.holds_budget:
         return ""
     return f" {UNKNOWN if row.holds_budget is None else EXCEEDED}"
 
 
-def marked_budget(row: HeldRow) -> str:
+def marked_budget(row: Any) -> str:
     """Write a row's budget and its mark; nothing for a method that takes none."""
     return "" if row.budget is None else f"{row.budget}{budget_mark(row)}"
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sweeping import made
 
 from kvlab.fast.lab.evaluate.controls import gains_table, is_significant
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
-from kvlab.fast.lab.sweep.summary import Point, TaskSummary, main_measure
+from kvlab.fast.lab.sweep.summary import TaskSummary, main_measure
 from kvlab.reference.proofs.ledger import ledger
 from study import after_eviction, readings
 from study import map as study_map
@@ -114,9 +115,8 @@ def test_readings_are_compared_problem_by_problem():
     """The other interpretation solves one problem more of four; its errors are each 0.1 larger."""
 
     def point(spec, marks, errors):
-        outcomes = tuple(mark == "1" for mark in marks)
-        figures = {"kl": (1.0, 1.0, 2.0, 2.0), "output_error": errors}
-        return Point(method=spec, budget=9, problems=4, outcomes=outcomes, figures=figures)
+        outcomes = [mark == "1" for mark in marks]
+        return made(spec, 9, solved=outcomes, kl=(1.0, 1.0, 2.0, 2.0), output_error=errors)
 
     default = point("h2o", "1100", (0.1, 0.2, 0.3, 0.4))
     other = point("tova", "1110", (0.2, 0.3, 0.4, 0.5))

@@ -1,6 +1,8 @@
 """``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -104,16 +106,20 @@ def compare(
         print_line(f"{counted(problems, 'problem')} of {sweep.tasks[0]}, {backend} backend\n")
     columns = comparing.columns_of(sweep)
     with reporting(transient=True) as told, printing_rows(columns, wanted=not json) as tell:
-        comparison = comparing.compare(sweep, workers, told, tell)
-    summary, written = comparison.summary, ""
+        started = time.perf_counter()
+        found = comparing.compare(sweep, workers, told, tell)
+        seconds = time.perf_counter() - started
+    summary, plan, written = found.summary, found.plan, ""
     if report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
 
-        write_comparison(comparison, report)
+        write_comparison(found, report)
         written = f"report: {report.resolve().as_uri()}"
     if not json:
         print_gains(summary.gains, main_measure(summary.points))
-    finish(comparison.to_json(), summary.points, json, CAPTION, written)
+    data = {"settings": asdict(plan.sweep), **summary.plain()}
+    data |= {"seconds": seconds, "provenance": plan.provenance}
+    finish(data, summary.points, json, CAPTION, written)
 
 
 def print_gains(gains: Sequence[Test], measure: Measure) -> None:

@@ -22,7 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.backends import device_here
-from kvlab.fast.lab.sweep.jobs import Failure, Found, Result, attempt
+from kvlab.fast.lab.sweep.jobs import Done, Failure, Result, attempt
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.reference.methods import discover_again
 from kvlab.reference.outside import OUTSIDE, named
@@ -43,7 +43,7 @@ a job that itself kills its processes, for example because it needs too much mem
 
 def on_cluster(
     jobs: Sequence[Job], workers: int | None = None, gpus: float | None = None
-) -> Iterator[Result]:
+) -> Iterator[Done]:
     """Do jobs on the cluster that ``RAY_ADDRESS`` names; without it, on one made for this run.
 
     ``workers`` None does as many jobs at a time as the cluster has room for. ``gpus`` are per job,
@@ -98,7 +98,7 @@ def gpus_per_worker(asked: float | None) -> float:
     return min(most, 1.0) if asked is None else asked
 
 
-def _found(reference: Any) -> list[Found] | Failure | None:
+def _found(reference: Any) -> list[Result] | Failure | None:
     """Return what a task has returned; None if its process died, or the answer was lost."""
     try:
         return ray.get(reference)
@@ -112,7 +112,7 @@ def _found(reference: Any) -> list[Found] | Failure | None:
 
 def run_job(
     job: Job, do: Any, theirs: dict[str, str | None], outside: str
-) -> list[Found] | Failure:
+) -> list[Result] | Failure:
     """Do a job, in a process of the cluster whose versions have to be those of the driver.
 
     Methods from ``outside`` have to be in the same places as on the driver's machine.

@@ -1,11 +1,10 @@
 """Compares methods on one task: a sweep that is run at once and kept in memory."""
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import chain
 
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.evaluate.tasks import Rated, find_task
@@ -14,20 +13,13 @@ from kvlab.fast.lab.steps import Steps, kept_steps
 from kvlab.fast.lab.sweep.jobs import (
     Engine,
     Failure,
-    Found,
-    failed_rows,
+    Result,
+    failed_results,
     in_processes,
     in_this_process,
 )
 from kvlab.fast.lab.sweep.plan import Job, Plan, Sweep, make_plan
-from kvlab.fast.lab.sweep.summary import (
-    Point,
-    Results,
-    TaskSummary,
-    against_full,
-    point_of,
-    summarise,
-)
+from kvlab.fast.lab.sweep.summary import Point, Results, against_full, point_of
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import model_location
@@ -59,44 +51,17 @@ def columns_of(sweep: Sweep) -> tuple[Column, ...]:
     return COLUMNS if part.problems * len(part.seeds) > part.batch else COLUMNS[:-1]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` found."""
-
-    sweep: Sweep
-    summary: TaskSummary
-    """Every method at every budget, with intervals."""
-    seconds: float
-    provenance: Mapping[str, str]
-    """As `Plan.provenance` says it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {
-            "settings": asdict(self.sweep),
-            **self.summary.plain(),
-            "seconds": self.seconds,
-            "provenance": self.provenance,
-        }
-
-
 def compare(
     sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
-) -> Comparison:
-    """Sum up what every method does at every budget on every problem.
+) -> Results:
+    """Run a sweep of one model and one task in memory, whose ``summary`` says what was found.
 
-    Args:
-        sweep: what to compare, on one model and one task; with ``measured`` 0, all problems are
-            measured.
-        workers: processes, each of one thread; 0 computes in this process.
-        report: is called after each job.
-        tell: see `run_in_memory`.
+    The arguments are those of `run_in_memory`; with ``measured`` 0, all problems are measured.
 
     Raises:
         ValueError: if there is more than one model or task, or no method could run.
         FileNotFoundError: if the model directory is incomplete.
     """
-    started = time.perf_counter()
     part, *others = sweep.parts
     if others or len(part.models) > 1:
         raise ValueError(
@@ -104,9 +69,8 @@ def compare(
         )
     sweep = replace(sweep, measured=sweep.measured or sweep.problems)
     results = run_in_memory(sweep, workers, report, tell)
-    (summary,) = summarise(results)
-    check_any(summary.points)
-    return Comparison(sweep, summary, time.perf_counter() - started, results.plan.provenance)
+    check_any(results.summary.points)
+    return results
 
 
 def run_in_memory(
@@ -132,8 +96,8 @@ def run_in_memory(
     """
     plan = make_plan(sweep)
     if ORACLE not in sweep.methods:
-        places = [(model, part.task) for part in sweep.parts for model in part.models]
-        check_any([built(*point) for place in places for point in plan.points(*place)])
+        places = plan.parts()
+        check_any([built(*at) for model, part in places for at in plan.points(model, part.task)])
     backend = None
     for model in reversed(plan.fingerprints):  # so that errors come before processes are started
         place = model_location(model, hub=sweep.backend == "fast")
@@ -143,36 +107,33 @@ def run_in_memory(
     engine = partial(in_this_process, backend=backend)
     if workers:
         engine, backend = partial(in_processes, workers=workers), None
-    jobs, wanted = list(plan.jobs()), {p.task: p.problems * len(p.seeds) for p in sweep.parts}
+    jobs = list(plan.jobs())
+    wanted = {part.task: part.problems * len(part.seeds) for part in sweep.parts}
     if tell is not None:
-        order = list(_order(plan))
-        jobs.sort(key=lambda job: order.index((job.model, job.task, job.method, job.budget)))
-    rows: list[Found] = []
-    of_point: dict[tuple, list[Found]] = defaultdict(list)
+        order = {at: number for number, at in enumerate(_order(plan))}
+        jobs.sort(key=lambda job: order[job.point])
+    found: dict[tuple, list[Result]] = defaultdict(list)
     first: dict[tuple[str, str], Point] = {}
     with kept_steps("jobs", jobs=[job.id for job in jobs], **loading) as steps:
         for done, (job, made) in enumerate(_do(jobs, engine, steps), start=1):
-            rows += made
+            own = found[job.point]
+            own += made
             if report is not None:
                 report(done, len(jobs), job.label)
-            if tell is not None and job.method in sweep.methods:
-                at = job.task, job.method, job.budget
-                own = of_point[job.model, *at]
-                own += made
-                if len(own) == wanted[job.task]:
-                    point = point_of(*at, own, wanted[job.task])
-                    yardstick = first.setdefault((job.model, job.task), point)
-                    tell(against_full([yardstick, point])[-1])
-    return Results(plan, rows)
+            if tell is not None and job.method in sweep.methods and len(own) == wanted[job.task]:
+                point = point_of(job.task, job.method, job.budget, own, wanted[job.task])
+                yardstick = first.setdefault((job.model, job.task), point)
+                tell(against_full([yardstick, point])[-1])
+    return Results(plan, list(chain.from_iterable(found.values())))
 
 
-def _do(jobs: Sequence[Job], engine: Engine, steps: Steps) -> Iterator[tuple[Job, list[Found]]]:
-    """Yield jobs with their rows, first those that were done before the command was stopped."""
+def _do(jobs: Sequence[Job], engine: Engine, steps: Steps) -> Iterator[tuple[Job, list[Result]]]:
+    """Yield jobs with their results, first those from before the command was stopped."""
     yield from ((job, steps.found[job.id]) for job in jobs if job.id in steps.found)
     missing = [job for job in jobs if job.id not in steps.found]
     for job, made in engine(missing) if missing else ():
         if isinstance(made, Failure):
-            yield job, failed_rows(job, made)
+            yield job, failed_results(job, made)
         else:
             steps.keep(job.id, made)
             yield job, made
@@ -180,9 +141,8 @@ def _do(jobs: Sequence[Job], engine: Engine, steps: Steps) -> Iterator[tuple[Job
 
 def _order(plan: Plan) -> Iterator[tuple[str, str, str, int | None]]:
     """Yield model, task, method and budget; what rates a text begins with the full cache."""
-    for model, tasks in plan.entries.items():
-        for task in tasks:
-            points = list(plan.points(model, task))
-            if not isinstance(find_task(task), Rated):
-                points.sort(key=lambda point: point[1] is None)
-            yield from ((model, task, *point) for point in points)
+    for model, part in plan.parts():
+        points = list(plan.points(model, part.task))
+        if not isinstance(find_task(part.task), Rated):
+            points.sort(key=lambda point: point[1] is None)
+        yield from ((model, part.task, *point) for point in points)

@@ -36,24 +36,54 @@ from kvlab.reference import methods
 from kvlab.reference.policy import Policy
 from kvlab.reference.processes import process_pool
 
-Found = dict[str, Any]
-"""What was found on one problem: job, model, task, seed, method, budget, problem (its number),
-prompt_tokens, refusal (why there are no figures), and `FIGURES`."""
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What was found on one problem: a row of the results, which has a column for every field."""
+
+    job: str
+    model: str
+    task: str
+    seed: int
+    method: str
+    budget: int | None
+    problem: int
+    """Number of the problem."""
+    prompt_tokens: int | None = None
+    refusal: str | None = None
+    """Why there are no figures."""
+    solved: bool | None = None
+    answer_correct: bool | None = None
+    loss: float | None = None
+    """Of the rated tokens, mean in nats."""
+    accepted: float | None = None
+    """Of a draft's tokens that the task counts, the share that the full cache accepts."""
+    until_rejected: int | None = None
+    """Those before the first that it rejects."""
+    tokens: int | None = None
+    """Tokens that were written or rated."""
+    after_eviction: int | None = None
+    """How many of them come after an eviction."""
+    output_error: float | None = None
+    """This and the figures below as in `kvlab.reference.measure.Measurement`, along the full
+    cache's answer: means over its tokens, entries as `ENTRIES` says, the largest bytes, the last
+    bits; None where nothing was measured."""
+    kl: float | None = None
+    agreement: float | None = None
+    entries: float | None = None
+    nbytes: float | None = None
+    average_bits: float | None = None
+    payload_bits: float | None = None
+    seconds_per_token: float | None = None
+    failed: bool = False
+    """Whether the refusal is an error in code. Such results are not stored."""
+
 
 MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
-"""Figures along the full cache's answer, as in `kvlab.reference.measure.Measurement`: means over
-its tokens, entries as `ENTRIES` says, the largest bytes, the last bits; None where nothing was
-measured."""
+"""The figures of a `Result` along the full cache's answer."""
 
-DRAFTED = ("accepted", "until_rejected")
-"""Of drafts: the share of tokens that the full cache accepts, and those before it rejects one. Only
-those count that the task counts."""
-
-COUNTED = ("tokens", "after_eviction")
-"""Tokens that were written or rated, and how many of them come after an eviction (`After`)."""
-
-FIGURES = ("solved", "answer_correct", "loss", *DRAFTED, *COUNTED, "seconds_per_token", *MEASURED)
-"""What is found of each problem; of tokens that were rated, ``loss`` is the mean, in nats."""
+Figures = dict[str, Any]
+"""Some fields of a `Result`, by name."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +95,14 @@ class Failure:
     """Traceback of the error."""
 
 
-Result = tuple[Job, list[Found] | Failure]
+Done = tuple[Job, list[Result] | Failure]
 
-Engine = Callable[[Sequence[Job]], Iterator[Result]]
+Engine = Callable[[Sequence[Job]], Iterator[Done]]
 """Does jobs in any order, and yields every job once, as soon as it is done or given up. Closing the
 iterator stops what is running."""
 
 
-def attempt(job: Job) -> list[Found] | Failure:
+def attempt(job: Job) -> list[Result] | Failure:
     """Do a job; an error becomes a `Failure`, so that the other jobs go on."""
     try:
         return do_job(job)
@@ -80,16 +110,19 @@ def attempt(job: Job) -> list[Found] | Failure:
         return Failure(reason(error)["refusal"], format_exc())
 
 
-def failed_rows(job: Job, failure: Failure) -> list[Found]:
-    """Return rows that say why a job was given up, in place of those that it would have had."""
-    known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
-    why = {"refusal": failure.reason, "failed": True}
+def failed_results(job: Job, failure: Failure) -> list[Result]:
+    """Return results that say why a job was given up, in place of those that it would have had."""
     numbers = range(job.first, job.first + job.count)
-    return [{"job": job.id, **known, "problem": number, **why} for number in numbers]
+    return [_result(job, n, refusal=failure.reason, failed=True) for n in numbers]
 
 
-def do_job(job: Job) -> list[Found]:
-    """Do a job; the same job gives the same rows, except for the time that it took.
+def _result(job: Job, problem: int, **found: Any) -> Result:
+    known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
+    return Result(job=job.id, problem=problem, **known, **found)
+
+
+def do_job(job: Job) -> list[Result]:
+    """Do a job; the same job gives the same results, except for the time that it took.
 
     A method that a problem's length rules out is refused on this problem, and one that turns out
     not to work on all of the job's. ValueError if another source from outside was imported here
@@ -97,31 +130,35 @@ def do_job(job: Job) -> list[Found]:
     """
     if job.outside and job.outside != methods.discover():
         raise ValueError(f"{job.method} was changed while the sweep ran; run the sweep again")
-    known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
-    rows = {
-        question.number: {
-            "job": job.id,
-            **known,
-            "problem": question.number,
-            "prompt_tokens": len(question.prompt),
-            "refusal": _refusal(job, question),
-            **dict.fromkeys(FIGURES),
-        }
-        for question in _questions(job)
-    }
-    fitting = [each for each in _questions(job) if rows[each.number]["refusal"] is None]
+    questions = _questions(job)
+    refusals = {each.number: _refusal(job, each) for each in questions}
+    fitting = [each for each in questions if refusals[each.number] is None]
+    figures: dict[int, Figures] = {}
     try:
-        for work, questions in (
-            (_rate if job.drafts or isinstance(find_task(job.task), Rated) else _solve, fitting),
-            (_measure, [each for each in fitting if each.number < job.first + job.measured]),
-        ):
-            if questions:
-                for question, figures in zip(questions, work(job, questions), strict=True):
-                    rows[question.number] |= figures
+        figures = _figures(job, fitting)
     except ValueError as error:
-        for question in fitting:
-            rows[question.number] |= {**dict.fromkeys(FIGURES), "refusal": str(error)}
-    return list(rows.values())
+        refusals |= {each.number: str(error) for each in fitting}
+    return [
+        _result(
+            job,
+            each.number,
+            prompt_tokens=len(each.prompt),
+            refusal=refusals[each.number],
+            **figures.get(each.number, {}),
+        )
+        for each in questions
+    ]
+
+
+def _figures(job: Job, questions: Sequence[Question]) -> dict[int, Figures]:
+    """Return what is found of each problem, by its number."""
+    found: dict[int, Figures] = {each.number: {} for each in questions}
+    solve = _rate if job.drafts or isinstance(find_task(job.task), Rated) else _solve
+    measured = [each for each in questions if each.number < job.first + job.measured]
+    for work, some in ((solve, questions), (_measure, measured)):
+        for question, figures in zip(some, work(job, some) if some else (), strict=True):
+            found[question.number] |= figures
+    return found
 
 
 def _refusal(job: Job, question: Question) -> str | None:
@@ -147,7 +184,7 @@ def _policy(job: Job, questions: Sequence[Question]) -> Policy:
     return oracle_policy([task.next_use(q.problem) for q in questions], job.budget, task.recent)
 
 
-def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
+def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
     policy, backend, task = _policy(job, questions), _backend(job), find_task(job.task)
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
@@ -166,7 +203,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
     return found
 
 
-def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
+def _rate(job: Job, questions: Sequence[Question]) -> list[Figures]:
     from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods, rate
     from kvlab.fast.methods import port
 
@@ -213,9 +250,9 @@ def _right(job: Job, question: Question) -> bool:
     return task.grade(question.problem, _backend(job).decode(question.solution)).solved
 
 
-def _accepted(drafted: np.ndarray) -> Found:
-    figures = float(drafted.mean()), int(np.logical_and.accumulate(drafted).sum())
-    return dict(zip(DRAFTED, figures, strict=True))
+def _accepted(drafted: np.ndarray) -> Figures:
+    until = int(np.logical_and.accumulate(drafted).sum())
+    return {"accepted": float(drafted.mean()), "until_rejected": until}
 
 
 def _write(
@@ -249,7 +286,7 @@ def _write(
     return cut, fmean(seconds)
 
 
-def _measure(job: Job, questions: Sequence[Question]) -> list[Found]:
+def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
     answers = _full_answers(job)
     tokens, logits = zip(*(answers[each.number] for each in questions), strict=True)
     prompts = [each.prompt for each in questions]
@@ -354,7 +391,7 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iterator[Result]:
+def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iterator[Done]:
     """Do one job after the other, see `Engine`; ``backend`` is the first job's, already loaded."""
     try:
         if backend is not None:
@@ -365,7 +402,7 @@ def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iter
         _kept.clear()
 
 
-def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Result]:
+def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
     """Do jobs in processes of this machine, each with a model of its own; see `Engine`.
 
     Each has one thread, so that the times of methods are comparable.

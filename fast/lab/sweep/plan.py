@@ -330,16 +330,20 @@ class Job:
     versions: str = ""
     """The packages that compute, besides kvlab."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
-        for name in (each.name for each in fields(self) if each.default is not MISSING):
-            if not content[name]:
-                del content[name]  # so that results from before this field keep their names
-        text = json.dumps(content, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+        for each in fields(self):  # so that results from before a field keep their names
+            if each.default is not MISSING and not content[each.name]:
+                del content[each.name]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+    @property
+    def point(self) -> tuple[str, str, str, int | None]:
+        """Model, task, method and budget."""
+        return self.model, self.task, self.method, self.budget
 
     @property
     def seeded(self) -> str:
@@ -427,6 +431,11 @@ class Plan:
                     dtype=self.dtypes.get(model, ""),
                     versions=self.versions,
                 )
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Yield models with their tasks."""
+        for model in self.fingerprints:
+            yield from ((model, part) for part in self.sweep.parts if model in part.models)
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
         """Yield methods and budgets: first the methods that take no budget."""

@@ -4,7 +4,6 @@ import csv
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ from kvlab.fast.lab.reports import (
     write_latex,
     write_markdown,
 )
-from kvlab.fast.lab.sweep.compare import Comparison
 from kvlab.fast.lab.sweep.plan import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import (
     ACCEPTED,
@@ -46,6 +44,7 @@ from kvlab.fast.lab.sweep.summary import (
     FULL,
     SOLVED,
     Point,
+    Results,
     TaskSummary,
     main_measure,
     plain,
@@ -81,17 +80,19 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     _write_csv(_point_rows(summaries), path.with_suffix(".csv"))
     for kind in ("tests", "gains"):
         _write_csv(_test_rows(summaries, kind), path.with_name(f"{NAME}-{kind}.csv"))
-    content = json.dumps(to_json(stored, summaries), indent=1)
+    content = json.dumps(to_json(stored, summaries), indent=1, default=vars)
     write_text(path.with_suffix(".json"), f"{content}\n")
     return summaries
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
-    """Write a comparison as one HTML page that needs no network."""
-    summary, methods = comparison.summary, comparison.sweep.methods
+def write_comparison(found: Results, path: Path) -> None:
+    """Write a sweep of one task as one HTML page that needs no network."""
+    summary, plan = found.summary, found.plan
     title = f"KV-cache compression compared: {summary.task}, model {summary.model}"
-    where = Text(f"{'; '.join(f'{k}: {v}' for k, v in comparison.provenance.items())}.")
-    write_html([Heading(title, 1), *_task_blocks(summary, path.stem, methods), where], path)
+    where = Text(f"{'; '.join(f'{k}: {v}' for k, v in plan.provenance.items())}.")
+    write_html(
+        [Heading(title, 1), *_task_blocks(summary, path.stem, plan.sweep.methods), where], path
+    )
 
 
 def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
@@ -129,14 +130,26 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
         writer.writerows(rows)
 
 
+REPORTED = (
+    *("method", "budget", "refusal", "failed", "after_eviction", "holds_budget", "problems"),
+    *("solved", "interval", "by_seed", "perplexity", "gap", "nats", "measured", "peak_entries"),
+    *("seconds_per_token", "until_rejected"),
+)
+"""What the JSON file says of a point."""
+
+
 def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any]:
     """Return plain data: all figures, and what it takes to run the sweep again."""
-    tasks = [asdict(each) for each in summaries]
-    for task in tasks:
-        for point in (*task["points"], *task["controls"]):
-            for name in ("task", "outcomes", "figures", "losses", "drafts"):
-                del point[name]
-        task["leaders"] = {budget: sorted(names) for budget, names in task["leaders"].items()}
+    tasks = []
+    for each in summaries:
+        points = {
+            kind: [
+                {name: getattr(point, name) for name in REPORTED} for point in getattr(each, kind)
+            ]
+            for kind in ("points", "controls")
+        }
+        named = {budget: sorted(names) for budget, names in each.leaders.items()}
+        tasks.append({**vars(each), **points, "leaders": named})
     return {
         "sweep": to_plain(stored.plan.sweep),
         "run": {**stored.run, "outside": stored.plan.outside},

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,12 +26,9 @@ from filelock import FileLock, Timeout
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.files import clear_unfinished, folder_of, write_completely, write_text
 from kvlab.fast.lab.sweep.jobs import (
-    COUNTED,
-    DRAFTED,
-    MEASURED,
     Engine,
     Failure,
-    Found,
+    Result,
     in_processes,
     in_this_process,
 )
@@ -47,52 +44,41 @@ PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "
 ENGINES = ("local", "ray")
 
 
+COLUMNS = {str: pa.string(), bool: pa.bool_(), int: pa.int32(), float: pa.float32()}
+WIDE = {"seed": pa.int64(), **dict.fromkeys(("loss", "accepted", "nbytes"), pa.float64())}
 SCHEMA = pa.schema(
     [
-        ("job", pa.string()),
-        ("model", pa.string()),
-        ("task", pa.string()),
-        ("seed", pa.int64()),
-        ("method", pa.string()),
-        ("budget", pa.int32()),
-        ("problem", pa.int32()),
-        ("prompt_tokens", pa.int32()),
-        ("refusal", pa.string()),
-        ("solved", pa.bool_()),
-        ("answer_correct", pa.bool_()),
-        ("loss", pa.float64()),
-        ("accepted", pa.float64()),
-        ("until_rejected", pa.int32()),
-        *((name, pa.int32()) for name in COUNTED),
-        *((name, pa.float64() if name == "nbytes" else pa.float32()) for name in MEASURED),
-        ("seconds_per_token", pa.float32()),
+        (name, WIDE.get(name) or COLUMNS[(get_args(kind) or (kind,))[0]])
+        for name, kind in get_type_hints(Result).items()
+        if name != "failed"
     ]
 )
+"""A column for every field of a `Result`."""
+
+ADDED = ("loss", "accepted", "until_rejected", "tokens", "after_eviction")
+"""Columns that older results have not."""
 
 COMPACTED = "results.parquet"
 """The file that takes the place of many."""
 
 
-def write_rows(directory: Path, name: str, rows: Sequence[Found]) -> None:
-    """Add a file of rows, ``{job}.parquet``, to the data set of a sweep's directory."""
+def write_rows(directory: Path, name: str, rows: Sequence[Result]) -> None:
+    """Add a file of results, ``{job}.parquet``, to the data set of a sweep's directory."""
     with write_completely(directory / RESULTS / name) as file:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file, compression="zstd")
+        table = pa.Table.from_pylist(list(map(vars, rows)), schema=SCHEMA)
+        pq.write_table(table, file, compression="zstd")
 
 
-def read_rows(directory: Path) -> list[Found]:
-    """Return the rows of a sweep's directory, each once, those of jobs that are not asked for too.
+def read_rows(directory: Path) -> list[Result]:
+    """Return the results of a sweep's directory, each once, those of jobs not asked for too.
 
     ValueError if a file is damaged, or holds something else.
     """
-    found: dict[tuple[str, int], Found] = {}
+    found: dict[tuple[str, int], Result] = {}
     for path in sorted((directory / RESULTS).glob("*.parquet")):
         try:
             table = pq.read_table(path)
-            for name in (
-                "loss",
-                *DRAFTED,
-                *COUNTED,
-            ):  # results from before there were these columns
+            for name in ADDED:
                 if name not in table.column_names:
                     table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
             rows = table.select(SCHEMA.names).cast(SCHEMA).to_pylist()
@@ -101,7 +87,7 @@ def read_rows(directory: Path) -> list[Found]:
             raise ValueError(
                 f"{path} holds no results of a sweep ({reason}); delete it, and run the sweep again"
             ) from None
-        found |= {(row["job"], row["problem"]): row for row in rows}
+        found |= {(row["job"], row["problem"]): Result(**row) for row in rows}
     return list(found.values())
 
 
@@ -267,5 +253,5 @@ def read_stored(directory: Path) -> Stored:
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged: {error}; run the sweep again") from None
     asked = {job.id for job in plan.jobs()}
-    rows = [row for row in read_rows(directory) if row["job"] in asked]
+    rows = [row for row in read_rows(directory) if row.job in asked]
     return Stored(plan, rows, directory, run)

@@ -1,11 +1,10 @@
 """What a sweep found: means with intervals, and tests of methods on the same problems."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from itertools import groupby
-from operator import itemgetter
+from functools import cached_property
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -18,8 +17,8 @@ from kvlab.fast.lab.evaluate.statistics import (
     perplexity_of,
     wilson,
 )
-from kvlab.fast.lab.points import ORACLE, After, HeldRow, all_of
-from kvlab.fast.lab.sweep.jobs import DRAFTED, MEASURED, Found
+from kvlab.fast.lab.points import ORACLE, After, MeasuredRow, all_of
+from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.tables import MISSING
 
@@ -27,54 +26,143 @@ FULL = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point(HeldRow):
-    """One method at one budget, over the problems of all seeds; a window of a text is a problem."""
+class Point(MeasuredRow):
+    """One method at one budget, over the problems of all seeds; a window of a text is a problem.
+
+    Figures are None or empty where the task has none, or nothing was measured.
+    """
 
     budget: int | None
     task: str = ""
-    problems: int
-    """Problems that were asked."""
-    solved: float | None = None
-    interval: Interval | None = None
-    """Wilson's interval of ``solved``."""
-    by_seed: Mapping[int, float] = field(default_factory=dict)
-    """Share solved of every seed's problems; of a rated text, loss per token."""
-    perplexity: float | None = None
-    """Of the rated tokens of all problems, where the task rates a text or solutions."""
-    gap: float | None = None
-    """Perplexity less the full cache's, if the sweep has it."""
-    nats: Interval | None = None
-    """Loss per token less the full cache's, mean over the problems, with its bootstrap interval."""
-    measured: Mapping[str, Interval] = field(default_factory=dict)
-    """Mean and bootstrap interval of each of `MEASURED`, over two or more measured problems."""
-    peak_entries: float | None = None
-    """Most entries, as `ENTRIES` says, of any measured problem; None if nothing was measured."""
-    seconds_per_token: Interval | None = None
-    """Mean over the batches, from the fastest batch to the slowest; None for a single batch."""
-    outcomes: tuple[bool, ...] = field(default=(), repr=False)
-    """Solved or not, ordered by seed and problem: in the same order for all methods."""
-    figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False)
-    """The values of `MEASURED` on the measured problems, in the same order."""
-    drafts: tuple[float, ...] = field(default=(), repr=False)
-    """Share of tokens that the full cache accepts, of every problem in the same order."""
-    until_rejected: float | None = None
-    """Tokens before the first that the full cache rejects, mean over the problems."""
-    losses: tuple[float, ...] = field(default=(), repr=False)
-    """Loss per token of every problem in nats, in the same order, where its likelihood is rated."""
+    results: Sequence[Result] = field(default=(), repr=False)
+    """Ordered by seed and problem, so in the same order for all methods."""
+    full: "Point | None" = field(default=None, repr=False)
+    """The full cache on the same problems, if the sweep has it and rates their likelihood."""
+
+    @property
+    def problems(self) -> int:
+        """How many problems were asked."""
+        return len(self.results)
+
+    def _values(self, name: str) -> tuple[Any, ...]:
+        if self.refusal is not None:
+            return ()
+        found = (getattr(each, name) for each in self.results)
+        return tuple(value for value in found if value is not None)
 
     @cached_property
-    def accepted(self) -> Interval | None:
-        """Mean and bootstrap interval of ``drafts``, over two or more problems."""
-        return Interval(*mean_interval(self.drafts, LEVEL)) if len(self.drafts) > 1 else None
+    def outcomes(self) -> tuple[bool, ...]:
+        """Solved or not, of every problem."""
+        return self._values("solved")
+
+    @cached_property
+    def losses(self) -> tuple[float, ...]:
+        """Loss per token of every problem in nats."""
+        return self._values("loss")
+
+    @cached_property
+    def drafts(self) -> tuple[float, ...]:
+        """Share of tokens that the full cache accepts, of every problem."""
+        return self._values("accepted")
+
+    @cached_property
+    def figures(self) -> Mapping[str, tuple[float, ...]]:
+        """The values of each of `MEASURED` on the measured problems."""
+        found = {name: self._values(name) for name in MEASURED}
+        return {name: values for name, values in found.items() if values}
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of one of `MEASURED`."""
+        return fmean(self.figures[name]) if name in self.figures else None
+
+    @cached_property
+    def measured(self) -> Mapping[str, Interval]:
+        """Mean and bootstrap interval of each of `MEASURED`, over two or more problems."""
+        return {name: _mean(each) for name, each in self.figures.items() if len(each) > 1}
+
+    @property
+    def solved(self) -> float | None:
+        """Share of the problems that were solved."""
+        return fmean(self.outcomes) if self.outcomes else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """That share with Wilson's interval."""
+        return share_of(self.outcomes) if self.outcomes else None
 
     @property
     def percent(self) -> str:
         """The share solved with its interval, in percent; or a dash."""
         return MISSING if self.interval is None else self.interval.percent()
 
-    def mean(self, name: str) -> float | None:
-        """Return the mean of one of `MEASURED`; None if nothing was measured."""
-        return fmean(self.figures[name]) if name in self.figures else None
+    @property
+    def by_seed(self) -> Mapping[int, float]:
+        """Share solved of every seed's problems; of a rated text, loss per token."""
+        name, found = "solved" if self.outcomes else "loss", defaultdict(list)
+        for each in self.results if self.refusal is None else ():
+            found[each.seed].append(getattr(each, name))
+        return {seed: fmean(values) for seed, values in found.items()}
+
+    @cached_property
+    def perplexity(self) -> float | None:
+        """Of the rated tokens of all problems, where the task rates a text or solutions."""
+        return perplexity_of(self.losses, self._values("tokens")) if self.losses else None
+
+    @property
+    def gap(self) -> float | None:
+        """Perplexity less the full cache's."""
+        full = self.full and self.full.perplexity
+        return None if full is None or self.perplexity is None else self.perplexity - full
+
+    @cached_property
+    def nats(self) -> Interval | None:
+        """Loss per token less the full cache's, mean over the problems with bootstrap interval."""
+        if self.gap is None or self.full is None or self.method == FULL or len(self.losses) < 2:
+            return None
+        return Interval(*paired_difference(self.full.losses, self.losses, LEVEL))
+
+    @cached_property
+    def accepted(self) -> Interval | None:
+        """Mean and bootstrap interval of ``drafts``, over two or more problems."""
+        return _mean(self.drafts) if len(self.drafts) > 1 else None
+
+    @property
+    def until_rejected(self) -> float | None:
+        """Tokens before the first that the full cache rejects, mean over the problems."""
+        values = self._values("until_rejected")
+        return fmean(values) if values else None
+
+    @property
+    def peak_entries(self) -> float | None:
+        """Most entries, as `ENTRIES` says, of any measured problem."""
+        return max(self.figures.get("entries", ()), default=None)
+
+    @property
+    def holds_budget(self) -> bool | None:
+        """Whether no measured problem held more entries than the budget; None if not known."""
+        if self.refusal is not None:
+            return None
+        if self.budget is None:
+            return True
+        return None if self.peak_entries is None else self.peak_entries <= self.budget
+
+    @property
+    def seconds_per_token(self) -> Interval | None:
+        """Mean over the batches, from the fastest batch to the slowest; None for a single batch."""
+        batches = {each.job: each.seconds_per_token for each in self.results}
+        seconds = [each for each in batches.values() if each is not None]
+        if self.refusal is not None or not 1 < len(batches) == len(seconds):
+            return None
+        return Interval(fmean(seconds), min(seconds), max(seconds))
+
+
+def _mean(values: Sequence[float]) -> Interval:
+    return Interval(*mean_interval(values, LEVEL))
+
+
+def share_of(outcomes: Sequence[bool]) -> Interval:
+    """Return the share of yes with Wilson's interval."""
+    return Interval(fmean(outcomes), *wilson(sum(outcomes), len(outcomes), LEVEL))
 
 
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
@@ -158,12 +246,17 @@ class Results:
     """A plan, and what has been found of it so far."""
 
     plan: Plan
-    rows: Sequence[Found] = field(repr=False)
-    """One row per method, budget and problem."""
+    rows: Sequence[Result] = field(repr=False)
+
+    @cached_property
+    def summary(self) -> TaskSummary:
+        """What was found, of a sweep of one model and one task."""
+        (found,) = summarise(self)
+        return found
 
     def missing(self) -> list[Job]:
         """Return the jobs that have not been done."""
-        done = {row["job"] for row in self.rows}
+        done = {row.job for row in self.rows}
         return [job for job in self.plan.jobs() if job.id not in done]
 
     def failure(self, job: Job) -> str | None:
@@ -177,101 +270,86 @@ def summarise(results: Results) -> list[TaskSummary]:
     A seed counts once all its jobs on the model and task are done, so that all methods answer for
     the same problems. Where no seed is complete, incomplete points have no figures.
     """
-    plan, rows = results.plan, defaultdict(list)
+    plan, waiting, rows = results.plan, results.missing(), defaultdict(list)
     jobs = {job.id: job for job in plan.jobs()}
-    for row in results.rows:
-        job = jobs[row["job"]]  # the name of a model comes from the plan, not from the row
-        rows[job.model, job.task, job.method, job.budget].append(row)
-    waiting = results.missing()
-    missing = {(job.model, job.task, job.seed) for job in waiting}
-    given_up = {
-        (job.model, job.task, job.method, job.budget): why
-        for job in waiting
-        if (why := results.failure(job)) is not None
-    }
+    for row in results.rows:  # the name of a model comes from the plan, not from the row
+        rows[jobs[row.job].point].append(row)
+    given_up = {job.point: why for job in waiting if (why := results.failure(job)) is not None}
     found = []
-    for model in plan.fingerprints:
-        for part in plan.sweep.parts:
-            if model not in part.models:
-                continue
-            task = part.task
-            complete = [each for each in part.seeds if (model, task, each) not in missing]
-            seeds = tuple(complete or part.seeds)
-            wanted = part.problems * len(seeds)
-            points: list[Point] = []
-            for method, budget in plan.points(model, task):
-                own = [row for row in rows[model, task, method, budget] if row["seed"] in seeds]
-                point = point_of(task, method, budget, own, wanted)
-                if why := given_up.get((model, task, method, budget)):
-                    point = replace(point, refusal=why, failed=True)
-                points.append(point)
-            points, measure = against_full(points), main_measure(points)
-            named = [each for each in points if each.method in plan.sweep.methods]
-            found.append(
-                TaskSummary(
-                    model=model,
-                    task=task,
-                    budgets=plan.entries[model][task],
-                    mean_length=plan.lengths[model][task],
-                    seeds=seeds,
-                    points=tuple(named),
-                    tests=tuple(
-                        test
-                        for each in (SOLVED, ACCEPTED, LOSS, *ALONG)
-                        for test in paired_tests(named, plan.sweep.pairs, each)
-                    ),
-                    leaders=leaders([each for each in named if each.holds_budget], measure),
-                    controls=tuple(each for each in points if each not in named),
-                    gains=tuple(
-                        paired_tests(points, matched(plan.sweep.methods, plan.sweep.runs), measure)
-                    ),
-                )
-            )
+    for model, part in plan.parts():
+        late = {job.seed for job in waiting if (job.model, job.task) == (model, part.task)}
+        seeds = tuple(each for each in part.seeds if each not in late) or part.seeds
+        points: list[Point] = []
+        for method, budget in plan.points(model, part.task):
+            at = model, part.task, method, budget
+            own = (row for row in rows[at] if row.seed in seeds)
+            point = point_of(part.task, method, budget, own, part.problems * len(seeds))
+            if why := given_up.get(at):
+                point = replace(point, refusal=why, failed=True)
+            points.append(point)
+        found.append(_summary(plan, model, part.task, seeds, against_full(points)))
     return found
 
 
+def _summary(
+    plan: Plan, model: str, task: str, seeds: tuple[int, ...], points: Sequence[Point]
+) -> TaskSummary:
+    sweep, measure = plan.sweep, main_measure(points)
+    named = [each for each in points if each.method in sweep.methods]
+    tests = (paired_tests(named, sweep.pairs, each) for each in (SOLVED, ACCEPTED, LOSS, *ALONG))
+    return TaskSummary(
+        model=model,
+        task=task,
+        budgets=plan.entries[model][task],
+        mean_length=plan.lengths[model][task],
+        seeds=seeds,
+        points=tuple(named),
+        tests=tuple(chain.from_iterable(tests)),
+        leaders=leaders([each for each in named if each.holds_budget], measure),
+        controls=tuple(each for each in points if each.method not in sweep.methods),
+        gains=tuple(paired_tests(points, matched(sweep.methods, sweep.runs), measure)),
+    )
+
+
 def point_of(
-    task: str, method: str, budget: int | None, rows: Sequence[Found], wanted: int
+    task: str, method: str, budget: int | None, results: Iterable[Result], wanted: int
 ) -> Point:
-    """Sum up the rows of one point, of which ``wanted`` are expected."""
-    point = partial(Point, task=task, method=method, budget=budget, problems=len(rows))
-    refused = [row["refusal"] for row in rows if row["refusal"] is not None]
-    if failed := [row["refusal"] for row in rows if row.get("failed")]:
-        return point(refusal=failed[0], failed=True)
-    if refused:
-        return point(refusal=f"does not fit {len(refused)} of {len(rows)} problems: {refused[0]}")
-    if len(rows) < wanted:
-        return point(refusal=f"{len(rows)} of {wanted} problems run")
-    rows = sorted(rows, key=lambda row: (row["seed"], row["problem"]))
-    columns = {name: [row[name] for row in rows if row[name] is not None] for name in MEASURED}
-    figures = {name: tuple(values) for name, values in columns.items() if values}
-    outcomes, losses, drafts, until_rejected = (
-        tuple(row[name] for row in rows if row.get(name) is not None)
-        for name in ("solved", "loss", *DRAFTED)
+    """Sum up the results of one point, of which ``wanted`` are expected."""
+    found = tuple(sorted(results, key=lambda each: (each.seed, each.problem)))
+    refused = [each for each in found if each.refusal is not None]
+    why, failed = None, [each for each in refused if each.failed]
+    if failed:
+        why = failed[0].refusal
+    elif refused:
+        first = refused[0].refusal
+        why = f"does not fit {len(refused)} of {len(found)} problems: {first}"
+    elif len(found) < wanted:
+        why = f"{len(found)} of {wanted} problems run"
+    return Point(
+        task=task,
+        method=method,
+        budget=budget,
+        results=found,
+        refusal=why,
+        failed=bool(failed),
+        after_eviction=None if why else _after(method, found),
     )
-    peak = max(figures.get("entries", ()), default=None)
-    return point(
-        after_eviction=_after(method, rows, bool(outcomes) and not drafts),
-        **_share(outcomes),
-        by_seed={
-            seed: fmean(row["solved" if outcomes else "loss"] for row in own)
-            for seed, own in groupby(rows, key=itemgetter("seed"))
-        },
-        perplexity=perplexity_of(losses, [row["tokens"] for row in rows]) if losses else None,
-        measured={
-            name: Interval(*mean_interval(values, LEVEL))
-            for name, values in figures.items()
-            if len(values) > 1
-        },
-        peak_entries=peak,
-        holds_budget=True if budget is None else None if peak is None else peak <= budget,
-        seconds_per_token=_seconds(rows),
-        outcomes=outcomes,
-        figures=figures,
-        losses=losses,
-        drafts=drafts,
-        until_rejected=fmean(until_rejected) if until_rejected else None,
-    )
+
+
+def _after(method: str, results: Sequence[Result]) -> After | None:
+    """Sum up what was counted; an answer that ends at its first error counts as a whole."""
+    counts = [each.after_eviction for each in results if each.after_eviction is not None]
+    if not counts or not (evicts(method) or method == ORACLE):
+        return None
+    if any(each.solved is not None and each.accepted is None for each in results):
+        return After(sum(map(bool, counts)), len(counts), "answers")
+    return After(sum(counts), sum(each.tokens or 0 for each in results), "tokens")
+
+
+def against_full(points: Sequence[Point]) -> list[Point]:
+    """Let points know the full cache's, if there is one and its likelihood was rated."""
+    full = next((each for each in points if each.method == FULL and each.losses), None)
+    return [replace(each, full=full) for each in points] if full else list(points)
 
 
 def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Point]]:
@@ -293,9 +371,10 @@ def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Po
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joined(HeldRow):
+class Joined(MeasuredRow):
     """One method at one budget, as the sweep states it, over the problems of several tasks."""
 
+    holds_budget: bool
     interval: Interval
     """Share solved, with Wilson's interval."""
     outcomes: tuple[bool, ...] = field(repr=False)
@@ -306,53 +385,17 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
     found = []
     for (method, budget), own in points.items():
         outcomes = tuple(outcome for each in own for outcome in each.outcomes)
-        held = all(each.holds_budget for each in own)
-        after = all_of(each.after_eviction for each in own)
-        figures = {"interval": _share(outcomes)["interval"], "outcomes": outcomes}
-        known = {"method": method, "budget": budget, "holds_budget": held}
-        found.append(Joined(**known, after_eviction=after, **figures))
+        found.append(
+            Joined(
+                method=method,
+                budget=budget,
+                after_eviction=all_of(each.after_eviction for each in own),
+                holds_budget=all(each.holds_budget for each in own),
+                interval=share_of(outcomes),
+                outcomes=outcomes,
+            )
+        )
     return found
-
-
-def _after(method: str, rows: Sequence[Found], answers: bool) -> After | None:
-    """Sum up what was counted; an answer that ends at its first error counts as a whole."""
-    counts = [row["after_eviction"] for row in rows if row.get("after_eviction") is not None]
-    if not counts or not (evicts(method) or method == ORACLE):
-        return None
-    if answers:
-        return After(sum(map(bool, counts)), len(counts), "answers")
-    return After(sum(counts), sum(row["tokens"] for row in rows), "tokens")
-
-
-def _share(outcomes: Sequence[bool]) -> dict[str, Any]:
-    if not outcomes:
-        return {}
-    share = fmean(outcomes)
-    interval = Interval(share, *wilson(sum(outcomes), len(outcomes), LEVEL))
-    return {"solved": share, "interval": interval}
-
-
-def _seconds(rows: Sequence[Found]) -> Interval | None:
-    """Return the seconds of a token with their range over the jobs, if there are several."""
-    batches = {row["job"]: row["seconds_per_token"] for row in rows}.values()
-    if len(batches) < 2 or None in batches:
-        return None
-    return Interval(fmean(batches), min(batches), max(batches))
-
-
-def against_full(points: Sequence[Point]) -> list[Point]:
-    """Compare the losses with those of the full cache, if they are there."""
-    full = next((each for each in points if each.method == FULL), None)
-
-    def compared(point: Point) -> Point:
-        if full is None or full.perplexity is None or point.perplexity is None:
-            return point
-        gap, nats = point.perplexity - full.perplexity, None
-        if point is not full and len(point.losses) > 1:
-            nats = Interval(*paired_difference(full.losses, point.losses, LEVEL))
-        return replace(point, gap=gap, nats=nats)
-
-    return list(map(compared, points))
 
 
 def plain(point: Point) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from models import tiny
+from sweeping import made
 from texts import byte_model
 from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
@@ -21,7 +22,7 @@ from kvlab.fast.lab.evaluate.tasks import Question, Windows, find_task  # noqa: 
 from kvlab.fast.lab.points import NOTHING, After, tokens_after  # noqa: E402
 from kvlab.fast.lab.sweep.compare import run_in_memory  # noqa: E402
 from kvlab.fast.lab.sweep.plan import Sweep  # noqa: E402
-from kvlab.fast.lab.sweep.summary import LOSS, Point, summarise  # noqa: E402
+from kvlab.fast.lab.sweep.summary import LOSS, summarise  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 
@@ -123,10 +124,7 @@ def test_rows_that_measure_nothing_are_in_no_test_and_no_lead():
     counts = {"random:h2o": 5, "h2o": 5, "tova": 0}
     losses = {"random:h2o": (2.0,) * 10, "h2o": (1.0,) * 10, "tova": (0.5,) * 10}
     rows = [
-        Point(
-            **{"method": name, "budget": 9, "problems": 10, "losses": losses[name]},
-            after_eviction=After(count, 50, "tokens"),
-        )
+        made(name, 9, After(count, 50, "tokens"), loss=losses[name])
         for name, count in counts.items()
     ]
     (test,) = paired_tests(rows, [("random:h2o", "h2o"), ("random:h2o", "tova")], LOSS)

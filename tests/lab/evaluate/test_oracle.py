@@ -110,4 +110,4 @@ def test_answers_end_at_their_first_error(name, problems):
 def test_what_is_not_known_after_an_error_is_not_told():
     sweep = Sweep(("streaming_llm",), ("24",), 2, measured=1, tasks=(TASK,), to_first_error=True)
     for row in run_in_memory(sweep).rows:
-        assert not row["solved"] and row["answer_correct"] is None
+        assert not row.solved and row.answer_correct is None

@@ -4,6 +4,7 @@ from math import log
 
 import numpy as np
 import pytest
+from sweeping import made
 from texts import byte_model
 from tolerances import FLOAT32_LOGITS, FLOAT64
 
@@ -11,9 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, rate  # noqa: E402
-from kvlab.fast.lab.evaluate.statistics import perplexity_of  # noqa: E402
 from kvlab.fast.lab.generation import token_ids  # noqa: E402
-from kvlab.fast.lab.sweep.summary import Point, against_full  # noqa: E402
+from kvlab.fast.lab.sweep.summary import against_full  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
 
 TEXT = "The cat sat on the mat. It was a grey cat, and it was asleep. " * 6
@@ -31,8 +31,7 @@ def test_points_against_the_full_cache_by_hand():
     """
 
     def point(method, *losses):
-        perplexity = perplexity_of(losses, (2, 1)[: len(losses)])
-        return Point(method=method, budget=4, problems=2, perplexity=perplexity, losses=losses)
+        return made(method, 4, loss=losses, tokens=(2, 1)[: len(losses)])
 
     full, row = against_full([point("full", log(2), log(4)), point("h2o", log(4), log(4))])
     assert (full.gap, full.nats) == (0, None)

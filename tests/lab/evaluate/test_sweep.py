@@ -208,13 +208,13 @@ def test_every_problem_has_a_row(small):
     assert len(rows) == 16
     by_method = {}
     for row in rows:
-        by_method.setdefault((row["method"], row["budget"]), []).append(row)
-    assert all(row["solved"] for row in by_method["full", None])
-    assert all("budget = 82" in row["refusal"] for row in by_method["raas", 82])
-    assert all(row["solved"] is None for row in by_method["raas", 82])
-    measured = [row for row in by_method["h2o", 82] if row["problem"] == 0]
-    assert [row["entries"] for row in measured] == [82, 82]
-    assert all(row["output_error"] is None for row in by_method["h2o", 82] if row["problem"])
+        by_method.setdefault((row.method, row.budget), []).append(row)
+    assert all(row.solved for row in by_method["full", None])
+    assert all("budget = 82" in row.refusal for row in by_method["raas", 82])
+    assert all(row.solved is None for row in by_method["raas", 82])
+    measured = [row for row in by_method["h2o", 82] if row.problem == 0]
+    assert [row.entries for row in measured] == [82, 82]
+    assert all(row.output_error is None for row in by_method["h2o", 82] if row.problem)
 
 
 def test_a_job_done_twice_finds_the_same(small, tmp_path):
@@ -222,7 +222,7 @@ def test_a_job_done_twice_finds_the_same(small, tmp_path):
     job = next(job for job in plan.jobs() if job.method == "nacl" and job.measured)
     (tmp_path / RESULTS).mkdir()
     write_rows(tmp_path, "again.parquet", doing.do_job(job))
-    assert results(tmp_path) == [row for row in results(directory) if row["job"] == job.id]
+    assert results(tmp_path) == [row for row in results(directory) if row.job == job.id]
 
 
 # --- what is kept --------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_changed_code_of_outside_methods_is_run_again(tmp_path):
         with methods_named(*files):
             done.append(run_sweep(make_plan(make_sweep(wanted)), tmp_path, in_this_process).done)
             stored = read_stored(tmp_path)
-        found.append({row["method"]: row["output_error"] for row in stored.rows})
+        found.append({row.method: row.output_error for row in stored.rows})
     assert done == [2, 1, 0]
     assert found[0] == found[2] and found[0]["tova"] == found[1]["tova"]
     assert found[0]["caote:looks"] != found[1]["caote:looks"] is not None

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown import Markdown
+from sweeping import made
 from tolerances import DECIMALS, EXACT
 
 from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched
@@ -28,12 +29,12 @@ from kvlab.fast.lab.evaluate.statistics import (
     wilson,
 )
 from kvlab.fast.lab.points import ORACLE
-from kvlab.fast.lab.sweep.jobs import FIGURES, MEASURED
+from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.report import accuracy_cell, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
-from kvlab.fast.lab.sweep.summary import Point, summarise
+from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
@@ -66,15 +67,15 @@ def found(job):
     """Make up the rows of a job."""
     solved = SOLVED.get((job.method, job.budget))
     known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
-    known |= {"job": job.id, "prompt_tokens": 90, "refusal": None, **dict.fromkeys(FIGURES)}
+    known |= {"job": job.id, "prompt_tokens": 90}
     if solved is None:
         known["refusal"] = "budget is < 90 & too small"
-        return [{**known, "problem": n} for n in range(job.count)]
+        return [Result(**known, problem=n) for n in range(job.count)]
     known |= {"answer_correct": True, "tokens": 100, "seconds_per_token": 0.002}
     most = {"rkv@every=16": 15.0}.get(job.method, 0.0) + (job.budget or 200)
     figures = dict.fromkeys(MEASURED, 0.25) | {"entries": most, "average_bits": 8.0}
     return [
-        {**known, "problem": n, "solved": solved(n), **(figures if n < job.measured else {})}
+        Result(**known, problem=n, solved=solved(n), **(figures if n < job.measured else {}))
         for n in range(job.count)
     ]
 
@@ -94,7 +95,7 @@ def stored(complete):
 
 
 def without(stored, job):
-    return replace(stored, rows=[row for row in stored.rows if row["job"] != job.id])
+    return replace(stored, rows=[row for row in stored.rows if row.job != job.id])
 
 
 # --- statistics ----------------------------------------------------------------------------------
@@ -214,9 +215,9 @@ def held(stored, peaks):
     """Sum a sweep up in which h2o's measured problems held so many entries at most."""
     rows = []
     for row in stored.rows:
-        if (row["method"], row["budget"]) == ("h2o", 60):
-            peak = dict(enumerate(peaks)).get(row["problem"])
-            row = row | (dict.fromkeys(MEASURED) if peak is None else {"entries": peak})
+        if (row.method, row.budget) == ("h2o", 60):
+            peak = dict(enumerate(peaks)).get(row.problem)
+            row = replace(row, **(dict.fromkeys(MEASURED) if peak is None else {"entries": peak}))
         rows.append(row)
     (summary,) = summarise(replace(stored, rows=rows))
     return summary
@@ -241,13 +242,11 @@ def test_the_measured_problems_tell_of_the_budget(stored, peaks, holds, mark):
     assert summary.point("full", None).holds_budget is True
 
 
-def points(budget=50, holds=True, **solved):
+def points(budget=50, **solved):
     """Points of 40 problems, of which each method solves the first so many."""
-    outcomes = {method: tuple(n < count for n in range(40)) for method, count in solved.items()}
-    facts = {"budget": budget, "problems": 40, "holds_budget": holds}
     return [
-        Point(method=method, solved=float(np.mean(each)), outcomes=each, **facts)
-        for method, each in outcomes.items()
+        made(method, budget, solved=[n < count for n in range(40)])
+        for method, count in solved.items()
     ]
 
 
