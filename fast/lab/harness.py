@@ -47,10 +47,6 @@ from kvlab.reference.selection import budget_entries
 
 log = logging.getLogger(__name__)
 
-Request = tuple[Any, list[int], list[int]]
-"""Texts or None, ids of the context, ids of the continuation."""
-
-
 Base: Any = HFLM
 """The decorator of lm-eval's class hides the type of the class."""
 
@@ -177,10 +173,11 @@ class CompressedLM(Base):
 
     def _loglikelihood_tokens(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[tuple[Any, list[int], list[int]]],
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
+        """Rate continuations: of texts or None, ids of the context, and ids of what follows."""
         texts = [Passage(*self._cut(before, after)) for _, before, after in requests]
         order = sorted(range(len(texts)), key=lambda i: len(texts[i].prompt), reverse=True)
         passages = [texts[i] for i in order]
@@ -286,7 +283,12 @@ def evaluate_tasks(
         ValueError: if an argument is not allowed, a task is unknown, or no method could run.
         FileNotFoundError: if there is no such model.
     """
-    _check(tasks, limit=limit, fewshot=fewshot, **how)
+    if not tasks:
+        raise ValueError("tasks must name at least one")
+    check_choice(FEEDS, feed=how.get("feed", "steps"))
+    counts = {"limit": limit, **{name: how.get(name) for name in ("block_size", "batch_size")}}
+    check_at_least(1, **{name: count for name, count in counts.items() if count is not None})
+    check_at_least(0, fewshot=fewshot or 0)
     check_points(specs, budgets)
     manager = _task_manager(model, tasks, include_path)
     network, tokenizer = load(model, **loading)
@@ -304,15 +306,6 @@ def evaluate_tasks(
         )
 
     return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell, steps)
-
-
-def _check(tasks: Sequence[str], feed: str = "steps", **numbers: int | None) -> None:
-    if not tasks:
-        raise ValueError("tasks must name at least one")
-    check_choice(FEEDS, feed=feed)
-    for name, number in numbers.items():
-        if number is not None:
-            check_at_least(0 if name == "fewshot" else 1, **{name: number})
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:
@@ -350,17 +343,20 @@ def _figures(
         after = all_of(
             each for name in (task, *members.get(task, ())) for each in counts.get(name, ())
         )
-        problems = results["n-samples"].get(task, {}).get("effective", 0)
         for key, value in found.items():
             metric, comma, cut = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = found.get(f"{metric}_stderr,{cut}")
             yield {
-                **{"method": method, "budget": budget, "task": task},
-                **{"metric": metric, "filter": cut, "value": float(value)},
+                "method": method,
+                "budget": budget,
+                "task": task,
+                "metric": metric,
+                "filter": cut,
+                "value": float(value),
                 "error": error if isinstance(error, float) else None,
-                "problems": problems,
+                "problems": results["n-samples"].get(task, {}).get("effective", 0),
                 "after_eviction": after,
             }
 

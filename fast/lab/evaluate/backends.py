@@ -28,9 +28,6 @@ Measured = tuple[Measurement, np.ndarray]
 
 NAMES = ("fast", "reference")
 
-PACKAGES = {"fast": ("torch", "transformers"), "reference": ("numpy",)}
-"""The packages that compute, besides kvlab."""
-
 AS_STORED = "as stored"
 """Number format of a model whose configuration names none."""
 
@@ -52,7 +49,8 @@ def load_backend(name: str, model: str | Path, **how: str | None) -> "Backend":
 
 def versions_of(backend: str) -> str:
     """Return the packages that compute with their versions, but not for which device they are."""
-    return ", ".join(f"{each} {version(each).partition('+')[0]}" for each in PACKAGES[backend])
+    names = ("torch", "transformers") if backend == "fast" else ("numpy",)
+    return ", ".join(f"{each} {version(each).partition('+')[0]}" for each in names)
 
 
 def device_here(backend: str) -> str:
@@ -167,10 +165,10 @@ class ReferenceBackend(Backend):
     def write(self, policy: Policy, request: Request) -> list[Answer]:
         if request.text:
             raise ValueError("questions after a compressed text need backend = 'fast'")
-        solutions = request.solutions or [None] * len(request.prompts)
+        solutions: Any = request.solutions or [None] * len(request.prompts)
         return [
-            self._answer(policy, request, prompt, solution)
-            for prompt, solution in zip(request.prompts, solutions, strict=True)
+            self._answer(policy, request, *each)
+            for each in zip(request.prompts, solutions, strict=True)
         ]
 
     def _answer(
@@ -183,9 +181,16 @@ class ReferenceBackend(Backend):
                 attended = 0 if policy.evict_before_attend else block.clock.block
                 evictions.append(block.clock.seen - block.clock.block + attended)
 
-        how: dict[str, Any] = {"block_size": request.block_size, "watch": watch}
-        given = prompt, request.limit, request.stop
-        written = generate(self.model, policy, *given, solution=solution, **how)
+        written = generate(
+            self.model,
+            policy,
+            prompt,
+            request.limit,
+            request.stop,
+            solution=solution,
+            block_size=request.block_size,
+            watch=watch,
+        )
         return Answer(list(written.tokens), min(evictions, default=None))
 
     def measure(

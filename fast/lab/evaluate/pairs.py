@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
@@ -67,10 +67,6 @@ class Test:
     """The better method, if the test shows one."""
 
 
-RowType = TypeVar("RowType", bound=MeasuredRow)
-Pair = tuple[RowType, RowType]
-
-
 def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> None:
     """Raise ValueError if an entry does not name two methods that are among those that run."""
     for pair in pairs:
@@ -87,8 +83,11 @@ def paired_tests(
 
     Rows that measure nothing are left out.
     """
-    ran = [row for row in rows if row.refusal is None and len(measure.values(row)) > 1]
-    ran = [row for row in ran if not row.measures_nothing]
+    ran = [
+        row
+        for row in rows
+        if row.refusal is None and len(measure.values(row)) > 1 and not row.measures_nothing
+    ]
     pairs = [
         (one, other)
         for first, second in names
@@ -98,15 +97,20 @@ def paired_tests(
         if one.budget == other.budget or None in (one.budget, other.budget)
         if len(measure.values(one)) == len(measure.values(other))
     ]
-    return [
-        _test(one, other, measure, adjusted)
-        for (one, other), adjusted in zip(pairs, _adjusted(pairs, measure), strict=True)
-    ]
+    p_values = [_p_value(*map(measure.values, pair)) for pair in pairs]
+    made = zip(pairs, p_values, holm(p_values), strict=True)
+    return [_test(*pair, measure, p, adjusted) for pair, p, adjusted in made]
 
 
-def _test(first: MeasuredRow, second: MeasuredRow, measure: Measure, adjusted: float) -> Test:
-    one, other = measure.values(first), measure.values(second)
-    only = _alone(one, other) if isinstance(one[0], bool) else None
+def _test(
+    first: MeasuredRow, second: MeasuredRow, measure: Measure, p: float, adjusted: float
+) -> Test:
+    one, other, only = measure.values(first), measure.values(second), (None, None)
+    if isinstance(one[0], bool):
+        only = _alone(one, other)
+        difference = paired_shares(*only, len(one), LEVEL)
+    else:
+        difference = paired_difference(one, other, LEVEL)
     better = max((first, second), key=measure.goodness).method
     return Test(
         measure=measure.name,
@@ -116,12 +120,10 @@ def _test(first: MeasuredRow, second: MeasuredRow, measure: Measure, adjusted: f
         units=len(one),
         first_mean=fmean(one),
         second_mean=fmean(other),
-        only_first=only and only[0],
-        only_second=only and only[1],
-        difference=Interval(
-            *(paired_shares(*only, len(one), LEVEL) if only else paired_difference(one, other))
-        ),
-        p=_p_value(one, other),
+        only_first=only[0],
+        only_second=only[1],
+        difference=Interval(*difference),
+        p=p,
         p_adjusted=adjusted,
         verdict=better if adjusted < 1 - LEVEL else "no difference shown",
     )
@@ -133,46 +135,29 @@ def _alone(one: Values, other: Values) -> tuple[int, int]:
 
 
 def _p_value(one: Values, other: Values) -> float:
-    """Return the p-value of the test that fits: yes or no, or a number on every unit."""
+    """Return the p-value of the test that fits: of yes or no, or of a number on every unit."""
     if isinstance(one[0], bool):
         return mcnemar(*_alone(one, other))
     return sign_flips([a - b for a, b in zip(one, other, strict=True)])
 
 
-def _adjusted(pairs: Sequence[Pair], measure: Measure) -> list[float]:
-    """Return the p-value of each pair after Holm's correction over all of them."""
-    return holm([_p_value(*map(measure.values, pair)) for pair in pairs])
+def leaders(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, frozenset[str]]:
+    """Return per budget the methods that are not significantly worse than the best.
 
-
-def _shown_better(pairs: Sequence[Pair], measure: Measure) -> list[bool]:
-    """Say of each pair whether the first is significantly better than the second."""
-    return [
-        p < 1 - LEVEL and measure.goodness(first) > measure.goodness(second)
-        for (first, second), p in zip(pairs, _adjusted(pairs, measure), strict=True)
-    ]
-
-
-def _by_budget(rows: Sequence[RowType], measure: Measure) -> dict[Any, list[RowType]]:
-    """Group rows that measure something at a budget, the best first, without the oracle."""
+    If the best has no yes, the set is empty. Rows that measure nothing, and the oracle's, do not
+    count.
+    """
     counted = [row for row in rows if measure.values(row) and row.method != ORACLE]
     counted = [row for row in counted if not row.measures_nothing]
     counted.sort(key=measure.goodness, reverse=True)
     budgets = dict.fromkeys(row.budget for row in rows if row.budget is not None)
     groups = {each: [row for row in counted if row.budget == each] for each in budgets}
-    return {budget: group for budget, group in groups.items() if group}
-
-
-def leaders(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, frozenset[str]]:
-    """Return per budget the methods that are not significantly worse than the best.
-
-    If the best has no yes, the set is empty.
-    """
-    groups = _by_budget(rows, measure)
     pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
+    p_values = [_p_value(*map(measure.values, pair)) for pair in pairs]
     beaten = {
-        (best.budget, best.method, other.method)
-        for (best, other), better in zip(pairs, _shown_better(pairs, measure), strict=True)
-        if better
+        (one.budget, one.method, other.method)
+        for (one, other), p in zip(pairs, holm(p_values), strict=True)
+        if p < 1 - LEVEL and measure.goodness(one) > measure.goodness(other)
     }
     return {
         budget: frozenset(
@@ -181,6 +166,7 @@ def leaders(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, frozense
             if measure.goodness(group[0]) and (budget, group[0].method, row.method) not in beaten
         )
         for budget, group in groups.items()
+        if group
     }
 
 

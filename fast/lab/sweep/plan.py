@@ -19,7 +19,7 @@ from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.controls import controls_of
 from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
-from kvlab.fast.lab.points import ORACLE
+from kvlab.fast.lab.points import ORACLE, built
 from kvlab.fast.lab.sweep.fingerprints import fingerprint
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
@@ -111,35 +111,30 @@ class Sweep:
     """Registry syntax, or ``oracle`` (fast backend, where the task has one). A method that draws at
     random is given the seed of the problems."""
     budgets: tuple[str, ...]
-    """Entries, or percent of the mean tokens of prompt and solution, for methods that take a
-    budget."""
+    """Entries, or percent of the mean tokens of prompt and solution."""
     problems: int
     """Problems per task and seed."""
     models: tuple[str, ...] = (MODEL,)
     """Short names of embedded models, directories, or (fast backend) ids on the hub."""
     tasks: tuple[str | dict, ...] = (TASK,)
-    """Registry syntax; or a table with ``task``, its options, and keys of `Part` that only hold for
-    this task."""
+    """Registry syntax; or a table with ``task``, its options, and keys of `Part` for this task."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the problems: every seed draws other problems."""
     batch: int = 32
-    """Problems that run together: one piece of work. Rounding depends on the batch, so another
-    batch size gives other results."""
+    """Problems that run together; another batch size rounds otherwise."""
     measured: int = 0
-    """The first problems of every seed on which output error, divergence and memory are
-    measured."""
+    """The first problems of every seed on which error, divergence and memory are measured."""
     backend: str = "fast"
     to_first_error: bool = False
-    """Whether an answer ends at its first wrong token, which saves time. It needs tasks with one
-    right answer each. The final answer after a wrong step is then not known."""
+    """Whether an answer ends at its first wrong token, where a task has one right answer each; the
+    final answer is then not known."""
     block_size: int | None = None
     """Tokens per block of a prompt; None reads prompts at once."""
     drafts: bool = False
-    """Whether the compressed cache drafts and the full cache verifies: every method is fed what the
-    full cache writes, and what counts is how many of these tokens it would have written."""
+    """Whether every method is fed what the full cache writes; what counts is how many of these
+    tokens it would have written itself."""
     controls: bool = False
-    """Whether matched controls run, too, each distinct one once: random eviction under a method's
-    own protection, schedule and budget."""
+    """Whether each method's matched control runs, too (`controls_of`)."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Methods that the report tests against each other, chosen before anything is run."""
     curves: tuple[str, ...] = ()
@@ -208,8 +203,7 @@ def budgeted(spec: str) -> bool:
     return spec == ORACLE or takes_budget(spec)
 
 
-def from_outside(spec: str) -> bool:
-    """Say whether one of a sweep's methods is defined outside of kvlab."""
+def _from_outside(spec: str) -> bool:
     return spec != ORACLE and methods.read(spec).from_outside
 
 
@@ -244,13 +238,11 @@ def only(sweep: Sweep, chosen: Collection[str]) -> Sweep:
 
 def make_sweep(written: Mapping[str, Any]) -> Sweep:
     """Make a sweep of plain data; the errors are those of `read_sweep`."""
-    known = {field.name: field for field in fields(Sweep)}
-    if unknown := written.keys() - known:
-        raise ValueError(f"unknown key {min(unknown)!r} in a sweep; allowed are {', '.join(known)}")
-    required = [name for name, field in known.items() if field.default is MISSING]
-    if missing := [name for name in required if name not in written]:
-        raise ValueError(f"key {missing[0]!r} is missing in the sweep")
     hints = get_type_hints(Sweep) | {"budgets": tuple[int | str, ...]}
+    if unknown := written.keys() - hints:
+        raise ValueError(f"unknown key {min(unknown)!r} in a sweep; allowed are {', '.join(hints)}")
+    if missing := [name for name in ("methods", "budgets", "problems") if name not in written]:
+        raise ValueError(f"key {missing[0]!r} is missing in the sweep")
     values: dict[str, Any] = {n: _checked(n, value, hints[n]) for n, value in written.items()}
     values["budgets"] = tuple(map(str, values["budgets"]))
     return Sweep(**values)
@@ -302,11 +294,9 @@ class Job:
     model: str
     """As the sweep names it."""
     fingerprint: str
-    """As `fingerprint` returns it."""
     task: str
     seed: int
     method: str
-    """As the sweep names it."""
     budget: int | None
     """Entries per KV head and layer."""
     first: int
@@ -318,17 +308,12 @@ class Job:
     block_size: int | None = None
     drafts: bool = False
     kvlab: str = ""
-    """Version of kvlab."""
     outside: str = ""
-    """Hash of the source from outside, if the method comes from there."""
     text: str = ""
-    """Hash of the file that the task reads."""
     device: str = ""
-    """What computes: ``cpu``, or a GPU by its name."""
     dtype: str = ""
-    """Number format in which the model is loaded."""
     versions: str = ""
-    """The packages that compute, besides kvlab."""
+    """This and what stands above, from ``kvlab`` on, as in `Plan`."""
 
     @cached_property
     def id(self) -> str:
@@ -373,15 +358,16 @@ class Plan:
     kvlab: str = ""
     """Version of kvlab."""
     outside: str = ""
-    """Hash of the source of the methods from outside, if there are any."""
+    """Hash of the source of the methods from outside; empty for other methods."""
     texts: dict[str, str] = field(default_factory=dict)
     """Hash of the file that each task reads, if it reads one."""
     blocks: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per model and task that is rated in blocks of no stated size, the size: `Rated.block_for`."""
     device: str = ""
-    """What computes; like ``dtypes`` and ``versions`` empty where that was not noted yet."""
+    """What computes: ``cpu``, or a GPU by its name; like ``dtypes`` and ``versions`` empty where
+    that was not noted yet."""
     dtypes: dict[str, str] = field(default_factory=dict)
-    """Number format of each model."""
+    """Number format in which each model is loaded."""
     versions: str = ""
     """The packages that compute, besides kvlab."""
 
@@ -425,7 +411,7 @@ class Plan:
                     block_size=self.blocks.get(model, {}).get(part.task, part.block_size),
                     drafts=part.drafts,
                     kvlab=self.kvlab,
-                    outside=self.outside if from_outside(method) else "",
+                    outside=self.outside if _from_outside(method) else "",
                     text=self.texts.get(part.task, ""),
                     device=self.device,
                     dtype=self.dtypes.get(model, ""),
@@ -448,14 +434,12 @@ class Plan:
 
         The report says why points with smaller budgets have no figures.
         """
-        tasks = [each for model in self.entries.values() for each in model.values()]
-        largest = max((entries for each in tasks for entries in each.values()), default=None)
+        tasks = [task for model in self.entries.values() for task in model.values()]
+        largest = max((entries for task in tasks for entries in task.values()), default=None)
         for spec in self.sweep.methods:
-            try:
-                if spec != ORACLE:
-                    methods.get(spec, largest if takes_budget(spec) else None)
-            except ValueError as error:
-                raise ValueError(f"methods: {spec}: {error}") from None
+            row = built(spec, largest if budgeted(spec) else None)
+            if spec != ORACLE and row.refusal and not row.failed:
+                raise ValueError(f"methods: {spec}: {row.refusal}")
 
 
 def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
@@ -466,11 +450,16 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
         ValueError: if a model's tokenizer cannot be loaded, two names are of one model, or a budget
             is too large.
     """
-    where = device or backends.device_here(sweep.backend)
-    made = backends.versions_of(sweep.backend)
-    plan = Plan(sweep, {}, {}, {}, version("kvlab"), device=where, versions=made)
-    if any(map(from_outside, sweep.methods)):
-        plan = replace(plan, outside=methods.discover())
+    plan = Plan(
+        sweep,
+        {},
+        {},
+        {},
+        version("kvlab"),
+        outside=methods.discover() if any(map(_from_outside, sweep.methods)) else "",
+        device=device or backends.device_here(sweep.backend),
+        versions=backends.versions_of(sweep.backend),
+    )
     for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
         location = model_location(model, hub=sweep.backend == "fast")
         encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)

@@ -108,8 +108,6 @@ def test_wilson_by_hand():
     assert (low, high) == pytest.approx((0.490162, 0.943314), abs=1e-5)
     assert wilson(0, 5)[0] == pytest.approx(0.0, abs=DECIMALS)
     assert wilson(5, 5)[1] == pytest.approx(1.0, abs=DECIMALS)
-    with pytest.raises(ValueError, match="successes = 6 must be between 0 and trials = 5"):
-        wilson(6, 5)
 
 
 def test_mcnemar_by_hand():
@@ -117,8 +115,6 @@ def test_mcnemar_by_hand():
     assert mcnemar(1, 5) == mcnemar(5, 1) == pytest.approx(14 / 64, abs=DECIMALS)
     assert mcnemar(0, 10) == pytest.approx(2 / 2**10, abs=DECIMALS)
     assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
-    with pytest.raises(ValueError, match="counts -1 and 2 must not be negative"):
-        mcnemar(-1, 2)
 
 
 def test_holm_by_hand():
@@ -126,8 +122,6 @@ def test_holm_by_hand():
     assert holm([0.02, 0.01, 0.03]) == pytest.approx([0.04, 0.03, 0.04], abs=DECIMALS)
     assert holm([0.5, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
-    with pytest.raises(ValueError, match=r"p = 1\.5 must be between 0 and 1"):
-        holm([0.1, 1.5])
 
 
 def log_likelihood(alone: float, difference: float, b: int, c: int, n: int) -> float:
@@ -153,8 +147,6 @@ def test_no_interval_of_shares_is_a_point():
     mean, low, high = paired_shares(0, 0, 60)
     assert (mean, -low, high) == (0.0, end, end)
     assert paired_shares(0, 60, 60)[1] < paired_shares(0, 60, 60)[2] == 1.0
-    with pytest.raises(ValueError, match="together at most trials = 5"):
-        paired_shares(3, 3, 5)
 
 
 def test_signs_are_flipped_by_hand():
