@@ -10,8 +10,10 @@ from sampling import diagonal
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from kvlab.fast import compress
+from kvlab.fast.engine.columns import Columns
 from kvlab.fast.huggingface import CompressedCache
 from kvlab.fast.kernels.vector_tables import partners_of
+from kvlab.reference.cache import Column
 
 BUDGET = 12
 LENGTHS = (21, 13, 17)
@@ -149,3 +151,14 @@ def test_a_copy_and_moved_rows_know_where_their_own_values_lie():
                     assert tables is not None and len(tables[0]) > 1
                     keys, values, found = tables
                     torch.testing.assert_close(found, partners_of(keys, values, len(entries)))
+
+
+def test_rows_behind_slots_that_were_given_back_begin_with_start_values():
+    columns = Columns({"mark": Column(start=7, integer=True)})
+    for rows in (10, 10):
+        columns.append({"keys": torch.zeros((1, 1, rows, 4))}, torch.float32)
+    columns["mark"].zero_()
+    columns.trim()
+    for rows in (1, 2):
+        columns.append({"keys": torch.zeros((1, 1, rows, 4))}, torch.float32)
+    assert columns["mark"].flatten().tolist() == [0] * 20 + [7] * 3
