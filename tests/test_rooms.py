@@ -11,7 +11,6 @@ from packages import (
     Graph,
     allowed,
     imported,
-    package,
     reachable,
     read_graph,
 )
@@ -74,20 +73,8 @@ def test_no_modules_import_each_other(graph):
 
 
 def test_no_two_packages_import_each_other(graph):
-    """What the kernels use of the engine is a package of its own, the engine's base."""
     assert {"lab/sweep", "lab/evaluate"} <= set(arrows_between(graph, drawn_packages(graph)))
     assert mutual(graph) == set()
-
-
-def test_kernels_rest_only_on_what_uses_no_kernel(graph):
-    found = {
-        (kernel, below)
-        for kernel in graph
-        for below in graph[kernel]
-        if package(kernel) == "kernels" and package(below) != "kernels"
-        if "kernels" in map(package, reachable(graph, below))
-    }
-    assert found == set()
 
 
 def test_pages_and_notebooks_do_not_import_the_command_line():

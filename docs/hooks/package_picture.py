@@ -6,7 +6,7 @@ It is as wide as a phone, so that its labels can be read there.
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from packages import FRONT, LAB, REFERENCE_PACKAGES, Graph, package, reachable, read_graph
+from packages import FRONT, LAB, REFERENCE_PACKAGES, Graph, package, read_graph
 
 WIDTH, TITLE, BOX, GAP, EDGE = 340, 26, 30, 8, 12
 """Width, heights of a band's title and of a package, gaps, and a band's margin, in pixels."""
@@ -89,14 +89,12 @@ def band_of(name: str) -> str:
 
 
 def drawn_packages(graph: Graph) -> Mapping[str, str]:
-    """Return the package of each module; what the kernels may use is a package of its own.
+    """Return the package of each module.
 
     The lab's modules that are in none of its packages serve them all, and are not drawn.
     """
     packages = {name: package(name) for name in graph}
     for name, own in packages.items():
-        if own == "engine" and not any(package(n) == "kernels" for n in reachable(graph, name)):
-            packages[name] = "engine's base"
         if own == "lab":
             inner = name.removeprefix(f"{LAB}.").partition(".")
             packages[name] = f"lab/{inner[0]}" if inner[2] else FRONT

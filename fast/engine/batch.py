@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from kvlab.fast.engine.notation import Marks, QueryPositions
+from kvlab.fast.kernels.keep import last_in_use
+from kvlab.fast.kernels.notation import Marks, QueryPositions
 from kvlab.reference.observation import Clock
 
 
@@ -85,22 +86,3 @@ class KeepSet:
             (*self.slots.shape[:2], entries), dtype=torch.bool, device=self.slots.device
         )
         return nobody.scatter_(-1, self.slots, self.in_use)
-
-
-def to_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " N"]:
-    """Copy numbers to a device without waiting for it."""
-    host = torch.tensor(numbers, device="cpu")
-    if device.type == "cuda":
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
-
-
-def last_in_use(
-    width: int, counts: Sequence[int], device: torch.device
-) -> Bool[Tensor, "#N 1 width"]:
-    """Mark the last ``counts`` of ``width`` places, for each sequence."""
-    places = torch.arange(width, device=device)
-    if min(counts) == max(counts):
-        return (places >= width - counts[0])[None, None]
-    first = to_device([width - count for count in counts], device)
-    return (places >= first[:, None])[:, None]

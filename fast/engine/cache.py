@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.attention import compute_dtype
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.columns import Columns
-from kvlab.fast.engine.notation import Positions
 from kvlab.fast.engine.storage import Partners, Storage
+from kvlab.fast.kernels.attention import compute_dtype
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.notation import Positions
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.reference.cache import Column
 from kvlab.reference.quantization import FULL_BITS

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Around, Budget, Edges, Protect
-from kvlab.fast.engine.selection import in_ascending_position, rank
 from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.kernels.keep import in_ascending_position, rank
+from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference import granularity as reference
 from kvlab.reference.checks import check_protected
 from kvlab.reference.observation import Clock

@@ -18,10 +18,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.engine.attention import logits, softmax, visible
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.engine.notation import Positions, Queries
 from kvlab.fast.engine.observation import (
     Attended,
     LayerView,
@@ -40,6 +38,8 @@ from kvlab.fast.engine.step import (
     decide,
     reposition,
 )
+from kvlab.fast.kernels.attention import logits, softmax, visible
+from kvlab.fast.kernels.notation import Positions, Queries
 
 MOST_WAITING = 32
 """Tokens whose queries wait for the score to observe them."""

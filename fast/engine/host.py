@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Marks, Room, Scores
 from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.policy import Budget, Protect, Retention, Score
+from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array

@@ -14,9 +14,9 @@ from kvlab.fast.engine.ambient import without_autocast
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache, LayerMemory
 from kvlab.fast.engine.group import Group
-from kvlab.fast.engine.notation import Queries
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Block, Watch
+from kvlab.fast.kernels.notation import Queries
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 
 SOON = 2 * MOST_SLACK

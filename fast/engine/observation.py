@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.attention import (
+from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.kernels.attention import (
     Reduction,
     attend,
     attend_without_weights,
@@ -16,9 +18,9 @@ from kvlab.fast.engine.attention import (
     reduce_group,
     visible,
 )
-from kvlab.fast.engine.batch import BatchClock
-from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.engine.notation import (
+from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
+from kvlab.fast.kernels.mixed_precision import attend_to_tables
+from kvlab.fast.kernels.notation import (
     Marks,
     PerEntry,
     Positions,
@@ -27,8 +29,6 @@ from kvlab.fast.engine.notation import (
     QueryPositions,
     Vectors,
 )
-from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
-from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.reference import policy as reference
 from kvlab.reference.attention import GroupReduction

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache, State
-from kvlab.fast.engine.notation import Candidates, Marks, Room, Scores
 from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.twins import Twin, twin_of
+from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
 from kvlab.reference.checks import check_protected

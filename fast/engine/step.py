@@ -15,10 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.attention import softmax, visible, weighted_values
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.engine.notation import Marks, Positions, Queries, Scores
 from kvlab.fast.engine.observation import (
     Attended,
     LayerView,
@@ -29,8 +27,9 @@ from kvlab.fast.engine.observation import (
     parts,
 )
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.engine.selection import first_to_go
-from kvlab.fast.kernels.keep import keep_slots
+from kvlab.fast.kernels.attention import softmax, visible, weighted_values
+from kvlab.fast.kernels.keep import first_to_go, keep_slots
+from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
 
 
 @dataclass(eq=False)

@@ -1,22 +1,48 @@
 """Keys or values of mixed precision: tables that are really packed, each knowing its slots."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import to_device
-from kvlab.fast.engine.codes import Code, Coded, Scale
-from kvlab.fast.engine.quantization import take
-from kvlab.fast.kernels.quantise import quantise
+from kvlab.fast.engine.twins import Twin
+from kvlab.fast.kernels.codes import Coded, Parts, Scale
+from kvlab.fast.kernels.common import to_device
+from kvlab.fast.kernels.quantise import quantise, take
 from kvlab.fast.kernels.vector_tables import VectorTable, in_slots, partners_of
+from kvlab.reference import codes as reference
 from kvlab.reference.quantization import FULL_BITS
 
 EMPTY = -1
 """Slot of a row that belongs to no entry."""
+
+Spec = TypeVar("Spec", bound=reference.Code)
+
+
+class Code(Twin[Spec], ABC):
+    """A way to store a vector in few bits per element."""
+
+    @property
+    def bits(self) -> int:
+        """Bits per element, without scales and norms."""
+        return self.spec.bits
+
+    def scale(self, vectors: Float[Tensor, "N G n d"]) -> Scale | None:
+        """Return the scale that the first block of a layer fixes; None if the code has none."""
+        return None
+
+    @abstractmethod
+    def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
+        """Return what is stored of vectors; the caller has divided them by the scale."""
+
+    @abstractmethod
+    def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
+        """Return the vectors that attention reads, still divided by the scale."""
 
 
 class Storage:

@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from kvlab.fast.engine.attention import visible
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Marks, PerEntry
 from kvlab.fast.engine.observation import Observation
+from kvlab.fast.kernels.attention import visible
+from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry
 from kvlab.fast.kernels.prefill import received_attention
 from kvlab.reference.windows import Border
 

@@ -17,10 +17,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from kvlab.fast.engine.attention import compute_dtype
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.step import Block
 from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket, UnsupportedModelError
+from kvlab.fast.kernels.attention import compute_dtype
 
 IMPLEMENTATION = "kvlab"
 """Name of the two functions in the model's configuration."""

@@ -16,15 +16,15 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvlab.fast.engine.cache import LayerCache, State
-from kvlab.fast.engine.codes import Code, Coded
 from kvlab.fast.engine.columns import Columns
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.engine.quantization import Groups
-from kvlab.fast.engine.storage import Partners, Storage
+from kvlab.fast.engine.storage import Code, Partners, Storage
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.identity import ADDRESS, devices_of, identity_of
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.codes import Coded
+from kvlab.fast.kernels.quantise import Groups
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.reference.observation import Clock
 

@@ -9,6 +9,7 @@ from inspect import unwrap
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 
@@ -36,6 +37,14 @@ else:
 def kernel(function: Callable[..., Any]) -> Any:
     """Let Triton compile a function, without the run-time type checker that may wrap it."""
     return triton.jit(unwrap(function))
+
+
+def to_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " N"]:
+    """Copy numbers to a device without waiting for it."""
+    host = torch.tensor(numbers, device="cpu")
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
 
 
 # --- configurations ------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine import attention
-from kvlab.fast.engine.attention import Reduction
-from kvlab.fast.kernels import common
+from kvlab.fast.kernels import attention, common
+from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
 

@@ -4,17 +4,48 @@ Bytes, for N·G heads of n entries: scores, marks and positions, 9·n, once from
 selection reads them five times more from the processor's cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import last_in_use
-from kvlab.fast.engine.notation import Marks, Positions, Scores
-from kvlab.fast.engine.selection import in_ascending_position
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import columns, kernel, on_its_device, per_head, tl
+from kvlab.fast.kernels.common import columns, kernel, on_its_device, per_head, tl, to_device
+from kvlab.fast.kernels.notation import Marks, Positions, Scores
+
+BEYOND = torch.iinfo(torch.int32).max
+"""A position that no entry has."""
+
+
+def rank(scores: Float[Tensor, "*rows n"]) -> Int[Tensor, "*rows n"]:
+    """Rank entries from the first to evict, 0, to the last; of equal scores the later is kept."""
+    order = scores.argsort(dim=-1, stable=True)
+    places = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def in_ascending_position(
+    x: Tensor, positions: Positions, ordered: bool
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return ``x`` in cache order, and the function that puts such an array back into slots."""
+    if ordered:
+        return x, lambda y: y
+    order = positions.argsort(dim=-1)
+    return x.gather(-1, order), lambda y: torch.empty_like(y).scatter_(-1, order, y)
+
+
+def first_to_go(
+    scores: Scores, safe: Marks | None, positions: Positions
+) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
+    """Return the slot of each head's lowest score, of equal ones the earliest, and that score.
+
+    That score must be below infinity. ``safe`` None: every entry may be evicted.
+    """
+    open_scores = scores if safe is None else scores.masked_fill(safe, torch.inf)
+    lowest = open_scores.amin(dim=-1, keepdim=True)
+    earliest = positions.masked_fill(open_scores != lowest, BEYOND)
+    return earliest.argmin(dim=-1, keepdim=True), lowest
 
 
 def keep_slots(
@@ -60,6 +91,17 @@ def eviction_order(
     for key in (scores.expand_as(positions), standing):
         slots = slots.gather(-1, key.gather(-1, slots).argsort(dim=-1, stable=True))
     return slots
+
+
+def last_in_use(
+    width: int, counts: Sequence[int], device: torch.device
+) -> Bool[Tensor, "#N 1 width"]:
+    """Mark the last ``counts`` of ``width`` places, for each sequence."""
+    places = torch.arange(width, device=device)
+    if min(counts) == max(counts):
+        return (places >= width - counts[0])[None, None]
+    first = to_device([width - count for count in counts], device)
+    return (places >= first[:, None])[:, None]
 
 
 # --- in Triton ------------------------------------------------------------------------------------

@@ -19,14 +19,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine import attention
-from kvlab.fast.engine.attention import Reduction
-from kvlab.fast.engine.codes import Coded
-from kvlab.fast.kernels import common
+from kvlab.fast.kernels import attention, common
+from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.codes import bias_of, read_channels, read_rows, read_scales
+from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.common import tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
+from kvlab.fast.kernels.read_codes import bias_of, read_channels, read_rows, read_scales
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, in_slots, partners_of
 
 MOST_SPREAD = 128

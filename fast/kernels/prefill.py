@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine import attention
-from kvlab.fast.kernels import common
+from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
 from kvlab.fast.kernels.decode import SCANNED, arguments_of, attend_rows, logits_of_block

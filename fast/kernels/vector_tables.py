@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Coded, Parts
-from kvlab.fast.engine.quantization import Groups, take
+from kvlab.fast.kernels.codes import Coded, Parts
+from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
 
 MOST_SLACK = 64

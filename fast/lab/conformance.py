@@ -12,26 +12,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from kvlab.fast.engine import attention, quantization
-from kvlab.fast.engine.attention import compute_dtype
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.engine.codes import Coded
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.observation import Attended, LayerView, Observation
 from kvlab.fast.engine.policy import Elapsed, Policy
-from kvlab.fast.engine.quantization import Groups
 from kvlab.fast.engine.step import Block, decide
 from kvlab.fast.engine.windows import max_pool, mean_pool
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.compression import compress
+from kvlab.fast.kernels import attention
+from kvlab.fast.kernels.attention import compute_dtype
 from kvlab.fast.kernels.caote import eviction_errors
+from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import received_attention
-from kvlab.fast.kernels.quantise import outlier_scores, quantise
+from kvlab.fast.kernels.quantise import Groups, outlier_scores, pack, quantise, unpack
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.fast.methods import get
 from kvlab.fast.models.loading import load
@@ -85,7 +84,7 @@ def _compacted(keys, values, positions, accumulated, stamp, keep):
 def _quantize(x, bits, group):
     stored = quantise(x, bits, group)
     packed, scale, zero = stored.parts
-    return quantization.unpack(packed, bits, x.shape[-1]), scale, zero
+    return unpack(packed, bits, x.shape[-1]), scale, zero
 
 
 def _quantize_channels(x, bits, group):
@@ -94,7 +93,7 @@ def _quantize_channels(x, bits, group):
 
 
 def _stored_codes(codes, scale, zero, bits, group, **_) -> Coded:
-    packed = quantization.pack(codes, bits)
+    packed = pack(codes, bits)
     return Coded(Groups(bits, group), (packed, scale.half(), zero.half()), codes.shape[-1])
 
 
@@ -121,7 +120,7 @@ def _encode(precision, x, first):
     read = code.decode(parts, d, torch.float32) * (1 if scale is None else scale)
     size = sum(part[0, 0, 0].nbytes for part in parts)
     found = {"x": read[0], "bytes": torch.full(x.shape[:2], size)}
-    found["codes"] = quantization.unpack(parts[0], code.bits, d)[0]
+    found["codes"] = unpack(parts[0], code.bits, d)[0]
     if scale is not None:
         found["scale"] = scale.flatten()
     for part in parts[1:]:
@@ -349,7 +348,7 @@ IMPLEMENTATIONS = {
     "quantize_dequantize": lambda x, bits, group: quantise(x, bits, group).dequantize(
         torch.float32
     ),
-    "pack": quantization.pack,
+    "pack": pack,
     "attend_coded": _attend_coded,
     "encode": _encode,
     "eviction_error": _errors_of_rows,

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.attention import attend, visible
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Block, StepResult
 from kvlab.fast.huggingface import CompressedCache, compress
+from kvlab.fast.kernels.attention import attend, visible
 from kvlab.reference.measure import Measurement, measurement
 from kvlab.reference.policy import Policy as ReferencePolicy
 from kvlab.reference.quantization import FULL_BITS

@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.attention import softmax, visible
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation, parts
 from kvlab.fast.engine.policy import Score
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window
+from kvlab.fast.kernels.attention import softmax, visible
+from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
 from kvlab.fast.kernels.prefill import received_attention
 from kvlab.reference.methods import ahakv as reference
 

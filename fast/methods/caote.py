@@ -7,12 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.batch import to_device
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
 from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.policy import Around, Score
-from kvlab.fast.engine.selection import first_to_go
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
@@ -23,6 +20,9 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.common import to_device
+from kvlab.fast.kernels.keep import first_to_go
+from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
 from kvlab.reference.methods import caote as reference
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kvlab.fast.engine.batch import KeepSet
 from kvlab.fast.engine.cache import LayerCache, State
-from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Vectors
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Budget, Precision, Protect, Score
 from kvlab.fast.engine.storage import EMPTY
@@ -20,6 +19,15 @@ from kvlab.fast.engine.windows import (
     queries_remembered,
     remember_queries,
     window_received,
+)
+from kvlab.fast.kernels.notation import (
+    Candidates,
+    Marks,
+    PerEntry,
+    Positions,
+    Room,
+    Scores,
+    Vectors,
 )
 from kvlab.fast.kernels.quantise import outlier_scores
 from kvlab.reference.methods import desirekv as reference

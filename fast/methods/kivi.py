@@ -6,12 +6,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import KeepSet, to_device
+from kvlab.fast.engine.batch import KeepSet
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Precision
 from kvlab.fast.engine.storage import EMPTY, Storage
 from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.kernels.common import to_device
 from kvlab.reference.methods import kivi as reference
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import CounterColumns, Needs, Observation
 from kvlab.fast.engine.policy import Elapsed, Score
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.decode import count_recurrence
+from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
 

@@ -2,9 +2,7 @@
 
 import torch
 
-from kvlab.fast.engine.attention import softmax
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Score
 from kvlab.fast.engine.twins import twin_of
@@ -16,6 +14,8 @@ from kvlab.fast.engine.windows import (
     window,
     window_logits,
 )
+from kvlab.fast.kernels.attention import softmax
+from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
 from kvlab.reference.methods import rkv as reference
 
 

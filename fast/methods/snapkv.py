@@ -1,7 +1,6 @@
 """SnapKV: attention of the end of the prompt (arXiv 2404.14469)."""
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Score
 from kvlab.fast.engine.twins import twin_of
@@ -12,6 +11,7 @@ from kvlab.fast.engine.windows import (
     remember_queries,
     window_received,
 )
+from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference.methods import snapkv as reference
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.engine.codes import Code
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Precision
+from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
 from kvlab.reference import precisions as reference
 

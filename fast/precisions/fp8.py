@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
+from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.kernels.codes import Parts, Scale, decode_small, encode_small, scale_to
 from kvlab.reference.precisions import fp8 as reference
 
 

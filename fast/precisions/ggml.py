@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Code, Parts
-from kvlab.fast.engine.quantization import pack, unpack
+from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.kernels.codes import Parts
+from kvlab.fast.kernels.quantise import pack, unpack
 from kvlab.reference.precisions import ggml as reference
 from kvlab.reference.precisions.ggml import BLOCK
 

@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
-from kvlab.fast.engine.quantization import pack, per_element, unpack
+from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.kernels.codes import Parts, Scale, decode_small, encode_small, scale_to
+from kvlab.fast.kernels.quantise import pack, per_element, unpack
 from kvlab.reference.codes import E2M1, E4M3
 from kvlab.reference.precisions import nvfp4 as reference
 from kvlab.reference.precisions.nvfp4 import BLOCK

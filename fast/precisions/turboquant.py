@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Code, Parts, constant
-from kvlab.fast.engine.quantization import pack, to_float16, unpack
+from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.kernels.codes import Parts, constant
+from kvlab.fast.kernels.quantise import pack, to_float16, unpack
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import turboquant as reference
 

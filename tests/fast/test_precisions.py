@@ -5,9 +5,9 @@ import pytest
 import torch
 from tolerances import FLOAT64
 
-from kvlab.fast.engine.codes import Coded, decode_small, encode_small
 from kvlab.fast.engine.port import port_part
 from kvlab.fast.engine.storage import Storage
+from kvlab.fast.kernels.codes import Coded, decode_small, encode_small
 from kvlab.reference.codes import E4M3, E5M2
 from kvlab.reference.precisions import OnArrival, precisions
 from kvlab.reference.stored_vectors import CodedRows, StoredVectors

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab.fast.engine.attention import Reduction
+from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.caote import eviction_errors
 from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.keep import keep_slots

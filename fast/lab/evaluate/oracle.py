@@ -12,10 +12,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Room, Scores
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Score
 from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array, Marks
