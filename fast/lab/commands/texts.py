@@ -244,14 +244,11 @@ def _own_task(model: str | None, text: Path | None, **only: object) -> str | Non
 
 
 def _count_windows(model: str | None, text: Path | None, window: int) -> int:
-    content, tokenizer = _content(text), load_tokenizer(model)
+    content = english.novel() if text is None else read_text("text", text)
+    tokenizer = load_tokenizer(model)
     from kvlab.fast.lab.generation import token_ids
 
     return max(1, len(token_ids(tokenizer, content)) // window)
-
-
-def _content(text: Path | None) -> str:
-    return english.novel() if text is None else read_text("text", text)
 
 
 def _of_text(tasks: Sequence[dict[str, Any]], text: Path | None) -> tuple[dict[str, Any], ...]:
