@@ -262,18 +262,12 @@ def field_docstrings(kind: type) -> dict[str, str]:
     """Return what stands below the fields of a dataclass, inherited ones included, by name."""
     found = {}
     for each in reversed(kind.__mro__):
-        if is_dataclass(each):
-            (definition,) = ast.parse(dedent(inspect.getsource(each))).body
-            assert isinstance(definition, ast.ClassDef)
-            found |= docstrings_below(definition)
-    return found
-
-
-def docstrings_below(definition: ast.ClassDef) -> dict[str, str]:
-    """Return what stands below the fields that a class defines itself, by name."""
-    found = {}
-    for pair in pairwise(definition.body):
-        match pair:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = " ".join(text.split())
+        if not is_dataclass(each):
+            continue
+        (definition,) = ast.parse(dedent(inspect.getsource(each))).body
+        assert isinstance(definition, ast.ClassDef)
+        for pair in pairwise(definition.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
     return found

@@ -38,10 +38,9 @@ def default_backend() -> str:
 
 
 def load_backend(name: str, model: str | Path, **how: str | None) -> "Backend":
-    """Load a model; FileNotFoundError if its directory is incomplete.
+    """Load a model; ``how``, of the fast backend, as `kvlab.fast.models.loading.load` takes it.
 
-    ``how``: dtype, device and parallel of the fast backend, as `kvlab.fast.models.loading.load`
-    takes them.
+    FileNotFoundError if its directory is incomplete.
     """
     check_choice(NAMES, backend=name)
     return FastBackend(model, **how) if name == "fast" else ReferenceBackend(model)

@@ -17,7 +17,6 @@ from kvlab.fast.lab.points import most_entries, tokens_after
 from kvlab.fast.precisions import OnArrival
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.observation import Clock
-from kvlab.reference.policy import Schedule
 
 FEEDS = ("steps", "blocks")
 """``steps``: the continuation is fed token by token, as if the model had written it. ``blocks``: it
@@ -66,15 +65,9 @@ def likelihoods(
 ) -> list[Likelihood]:
     """Rate passages; every batch gets a fresh cache, and those whose budgets differ run apart.
 
-    Args:
-        model: a decoder of transformers.
-        policy_at: returns what to keep at a budget in entries.
-        passages: what to rate.
-        budgets: budget of each passage, in entries; None for methods that take none.
-        block_size: tokens per block of what is read as a prompt; None reads it at once.
-        feed: how rated tokens are fed, one of `FEEDS`.
-        batch_size: passages that run together at most.
-        report: is called after each batch with the number of passages that are rated.
+    ``budgets`` are those of the passages in entries, None for methods that take none.
+    ``block_size`` None reads at once what is read as a prompt. ``report`` is called after each
+    batch with the number of passages that are rated.
 
     Raises:
         ValueError: if a part of a passage is empty, ``feed`` is unknown, or the policy does not fit
@@ -107,20 +100,6 @@ def grouped(keys: Iterable[Key]) -> dict[Key, list[int]]:
     return groups
 
 
-def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
-    """Raise ValueError if a policy decides nothing before the last block of a prompt is rated.
-
-    Then ``blocks`` would rate the full cache, whatever the budget.
-    """
-    size = block_size or tokens
-    ends = range(size, tokens, size)
-    if not any(schedule.due(Clock(end, size, tokens)) for end in ends):
-        raise ValueError(
-            f"nothing is evicted while {tokens} tokens are read in blocks of {size}: "
-            "take --feed steps (feed = 'steps')"
-        )
-
-
 def rate(
     model: Any,
     spec: str,
@@ -137,7 +116,14 @@ def rate(
     policy = methods.get(spec, entries)
     only_codes = entries is None and isinstance(policy.precision, OnArrival)
     if feed == "blocks" and spec != "full" and not only_codes:
-        check_feed(policy.schedule, max(map(len, passages)) - 1, block_size)
+        tokens = max(map(len, passages)) - 1
+        size = block_size or tokens
+        ends = range(size, tokens, size)
+        if not any(policy.schedule.due(Clock(end, size, tokens)) for end in ends):
+            raise ValueError(
+                f"nothing is evicted while {tokens} tokens are read in blocks of {size}: "
+                "take --feed steps (feed = 'steps')"
+            )
     how, same = (block_size, feed, batch_size), [entries] * len(passages)
     return likelihoods(model, lambda entries: policy, passages, same, *how)
 
@@ -145,16 +131,10 @@ def rate(
 def cut_windows(
     tokens: Sequence[int], window: int, prompt: int, most: int | None = None
 ) -> list[Passage]:
-    """Cut a text into passages of equal length; the rest at the end is left out.
+    """Cut a text into passages of ``window`` tokens, the first ``prompt`` of which are not rated.
 
-    Args:
-        tokens: ids of the text.
-        window: tokens of a passage.
-        prompt: tokens at the start of each passage that are not rated.
-        most: passages to return; None returns all.
-
-    Raises:
-        ValueError: if a number is not allowed, or the text does not fill a window.
+    The rest at the end is left out, and what is beyond ``most`` passages. ValueError if a number is
+    not allowed, or the text does not fill a window.
     """
     check_at_least(2, window=window)
     check_between(1, window - 1, prompt=prompt)

@@ -21,16 +21,9 @@ def haystack(
 ) -> tuple[list[int], list[int]]:
     """Hide a secret number in a text; return the prompt that asks for it and the answer, as ids.
 
-    Args:
-        tokenizer: tokenizer of the model.
-        hay: the text; a text longer than needed is cut, each time at another place.
-        length: tokens of the whole prompt, question included, at most.
-        depth: share of the text before the needle.
-        seed: seed of city, number and cut.
-        chat: apply the tokenizer's chat template.
-
-    Raises:
-        ValueError: if the length leaves no room for a text, or the text is too short.
+    Of ``hay`` a part that ``seed`` draws is taken, so that the whole prompt has at most ``length``
+    tokens; ``depth`` is the share of the text before the needle. ValueError if the length leaves no
+    room for a text, or the text is too short.
     """
     straw = _straw(tokenizer, hay)
     if len(straw) < length:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -20,24 +20,6 @@ from kvlab.reference.method import check_options
 from kvlab.reference.methods import read_options
 from kvlab.reference.notation import Array
 from kvlab.reference.tasks import english, jumps, jumps_oracle, needle, reasoning
-
-
-@runtime_checkable
-class Problem(Protocol):
-    """A text to continue, and a right continuation."""
-
-    @property
-    def prompt(self) -> str:
-        """What the model is given."""
-        ...
-
-    @property
-    def solution(self) -> str:
-        """A right answer.
-
-        Its last token ends an answer; a written answer may be a quarter longer than it.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,10 +86,10 @@ class Task(ABC):
         return False
 
     @abstractmethod
-    def problems(self, count: int, seed: int) -> Sequence[Problem]:
-        """Draw problems; the first ones are the same for every ``count``.
+    def problems(self, count: int, seed: int) -> Sequence[Any]:
+        """Draw problems, each with a ``prompt`` and a ``solution`` whose last token ends an answer.
 
-        ValueError if there cannot be so many, or an option is not allowed.
+        The first ones are the same for every ``count``. ValueError if there cannot be so many.
         """
 
     @abstractmethod
@@ -117,8 +99,7 @@ class Task(ABC):
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
         """Put problems into token ids; a text that is compressed first is encoded by itself.
 
-        Only a `Rated` task needs the ``tokenizer``, which is one of transformers. The errors are
-        those of `problems`.
+        Only a `Rated` task needs the ``tokenizer``, which is one of transformers.
         """
         found = []
         for number, problem in enumerate(self.problems(count, seed)):
@@ -168,8 +149,7 @@ class Jumps(Task):
     most: int = 65
     copies: int = 1
     facts: bool = False
-    """Whether only the four tokens of a step count in drafts that are copied from other places: the
-    names of its registers and their values. How often a result is restated then does not count."""
+    """Whether of a drafted step only the names of its registers and their values count."""
 
     @property
     def recent(self) -> int:
@@ -270,17 +250,16 @@ class Rated(Task):
     def __post_init__(self) -> None:
         check_choice(("steps", "blocks"), feed=self.feed)
 
-    def problems(self, count: int, seed: int) -> Sequence[Problem]:
+    def problems(self, count: int, seed: int) -> Sequence[Any]:
         return ()
 
     def grade(self, problem: Any, text: str) -> Outcome:
         raise ValueError("nothing is written that could be graded")
 
     def block_for(self, questions: Sequence[Question], budgets: Collection[int]) -> int:
-        """Return the block in which to read, so that methods have evicted before they are rated.
+        """Return the largest block, up to `block_size`, in which methods evict before they rate.
 
-        It is the largest, of at most `block_size` tokens, under which at least `MOST` of the tokens
-        that can come after an eviction do, at every budget.
+        At least `MOST` of the tokens that can come after an eviction do, at every budget.
         """
 
         def after(budget: int, size: int) -> int:

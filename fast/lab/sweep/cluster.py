@@ -37,8 +37,7 @@ MOST_QUEUED = 1000
 """Jobs that Ray is given at a time; it runs as many as the cluster has room for."""
 
 MOST_DEATHS = 5
-"""Processes that may die of one job before the job is given up. This tolerates accidents, and ends
-a job that itself kills its processes, for example because it needs too much memory."""
+"""Processes that may die of one job, as for want of memory, before the job is given up."""
 
 
 def on_cluster(

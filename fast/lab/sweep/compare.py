@@ -56,11 +56,8 @@ def compare(
 ) -> Results:
     """Run a sweep of one model and one task in memory, whose ``summary`` says what was found.
 
-    The arguments are those of `run_in_memory`; with ``measured`` 0, all problems are measured.
-
-    Raises:
-        ValueError: if there is more than one model or task, or no method could run.
-        FileNotFoundError: if the model directory is incomplete.
+    The arguments and errors are those of `run_in_memory`; with ``measured`` 0, all problems are
+    measured. ValueError also if there is more than one model or task, or no method could run.
     """
     part, *others = sweep.parts
     if others or len(part.models) > 1:
@@ -83,9 +80,7 @@ def run_in_memory(
     """Do all jobs of a sweep, point by point, and keep what they find.
 
     Args:
-        sweep: what to run.
         workers: processes, each of one thread; 0 computes in this process.
-        report: is called after each job.
         tell: is called with each point as soon as it is complete, task by task, but not with
             controls that were added; methods without a budget come last where nothing is rated.
         loading: how the one model is loaded, without workers; see `load_backend`.

@@ -52,8 +52,7 @@ from kvlab.fast.lab.sweep.summary import (
     summarise,
 )
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, tabulate
-from kvlab.reference import methods as registry
-from kvlab.reference.methods import base_name
+from kvlab.reference.methods import base_name, lookup
 from kvlab.reference.outside import OUTSIDE
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.quantization import FULL_BITS
@@ -397,5 +396,5 @@ def is_of_the_papers(spec: str) -> bool:
     """Say whether a method, or the method that wraps it, comes from one of the four papers."""
     if spec == ORACLE:
         return False
-    sources = {name: facts["source"] for name, facts in registry.describe().items()}
-    return sources[base_name(spec)] in {sources[paper] for paper in PAPERS}
+    papers = {lookup(paper).source for paper in PAPERS}
+    return lookup(base_name(spec)).source in papers

@@ -102,25 +102,18 @@ def _compact(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a call of `run_sweep` did."""
+    """What a call of `run_sweep` did: jobs done by it, of all jobs, and what failed."""
 
     done: int
-    """Jobs done by this call."""
     total: int
     failures: tuple[tuple[Job, Failure], ...]
 
 
 def choose_engine(name: str, workers: int | None = None, gpus: float | None = None) -> Engine:
-    """Return an engine.
+    """Return one of `ENGINES`; ValueError if there is no such engine, or a number is not allowed.
 
-    Args:
-        name: one of `ENGINES`.
-        workers: processes of the local engine, None works in this one; or workers of the Ray
-            engine, None takes as many as fit the cluster.
-        gpus: per worker of the Ray engine; None takes 1 if the cluster has any.
-
-    Raises:
-        ValueError: if there is no such engine, or a number is not allowed.
+    ``workers`` None works in this process, or with as many as fit the cluster; ``gpus``, per worker
+    of the Ray engine, None takes 1 if the cluster has any.
     """
     check_choice(ENGINES, engine=name)
     check_at_least(1, workers=1 if workers is None else workers)
@@ -143,12 +136,8 @@ def run_sweep(
 ) -> Ran:
     """Do the jobs that are missing; every result is stored at once.
 
-    Args:
-        plan: the sweep.
-        directory: directory of the sweep; results of other jobs in it are left alone.
-        engine: who does the jobs.
-        report: is called before the first job and after each.
-        compact: when nothing is missing any more, put the results into one file.
+    Results of other jobs in the directory are left alone. ``report`` is called before the first job
+    and after each. ``compact`` puts the results into one file when nothing is missing any more.
 
     Raises:
         ValueError: if another process is at work on the directory, or a file in it is damaged.

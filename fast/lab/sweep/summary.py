@@ -199,9 +199,7 @@ class TaskSummary:
     tests: tuple[Test, ...]
     """The pairs that the sweep names, by every measure."""
     leaders: Mapping[int, frozenset[str]]
-    """Per budget, of the methods known to hold it, those that are not significantly worse than the
-    best by the `main_measure` (paired tests of all pairs at all budgets, adjusted by Holm). The set
-    is empty if no method solved a problem. The oracle does not count."""
+    """Per budget, of the methods known to hold it, the `leaders` by the `main_measure`."""
     controls: tuple[Point, ...] = ()
     """Matched controls that the sweep added to its methods."""
     gains: tuple[Test, ...] = ()
@@ -209,14 +207,9 @@ class TaskSummary:
     control ran."""
 
     def point(self, method: str, budget: int | str | None) -> Point:
-        """Return one point; a method that takes no budget has the same point at every budget.
+        """Return one point, at entries or a budget as the sweep states it; KeyError if none is.
 
-        Args:
-            method: as the sweep names it.
-            budget: entries, or a text as the sweep states it.
-
-        Raises:
-            KeyError: if there is none.
+        A method that takes no budget has the same point at every budget.
         """
         entries = self.budgets[budget] if isinstance(budget, str) else budget
         for each in (*self.points, *self.controls):
