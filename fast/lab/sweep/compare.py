@@ -31,6 +31,7 @@ HELD = (
     Column("entries", lambda point: point.mean("entries"), ".0f"),
     Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
 )
+BITS = Column("bits", lambda point: point.mean("average_bits"), ".1f")
 WHERE = (Column("method"), Column("budget", lambda point: marked_budget(point) or None, width=8))
 COLUMNS = (
     *WHERE,
@@ -38,7 +39,7 @@ COLUMNS = (
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
     *HELD,
-    Column("bits", lambda point: point.mean("average_bits"), ".1f"),
+    BITS,
     AFTER_EVICTION,
     Column("ms", "seconds_per_token", lambda seconds: seconds.written(".1f", scale=1000), width=18),
 )

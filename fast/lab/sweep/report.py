@@ -37,6 +37,7 @@ from kvlab.fast.lab.reports import (
     write_latex,
     write_markdown,
 )
+from kvlab.fast.lab.sweep.compare import BITS, HELD
 from kvlab.fast.lab.sweep.plan import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import (
     ACCEPTED,
@@ -207,13 +208,13 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
             yield table
         yield Text(f"{explained(each.gains)}.")
     if budgeted and solving:
-        drawing = _solved_over_budget(each, curves)
+        drawing = _solved_over(OVER_BUDGET, each, curves)
         yield Drawing(f"{name}-budget", "Problems solved over the budget", drawing)
     if own:
         yield Heading("Methods whose memory follows from their own parameters", 3)
         yield tabulate(own, (METHOD, *figures))
     if solving and any(point.figures for point in each.points):
-        drawing = solved_over_memory(each, curves)
+        drawing = _solved_over(OVER_MEMORY, each, curves)
         yield Drawing(f"{name}-memory", "Problems solved over the memory that is kept", drawing)
     along = {measure.name for measure in ALONG}
     if tests := [test for test in each.tests if test.measure not in along]:
@@ -282,9 +283,8 @@ FIGURES = (
     Column("perplexity", format=".4f"),
     Column("gap", format="+.4f"),
     Column("nats", format=lambda nats: nats.written("+.4f", " to ")),
-    Column("entries", lambda point: point.mean("entries"), ".0f"),
-    Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
-    Column("bits", lambda point: point.mean("average_bits"), ".1f"),
+    *HELD,
+    BITS,
     AFTER_EVICTION,
     Column("error", _with_interval("output_error")),
     Column("KL", _with_interval("kl")),
@@ -314,25 +314,6 @@ FIGURES_CAPTION = (
     f"{LEVEL:.0%} bootstrap intervals. ms: per token, all problems of a job in one batch; in "
     "brackets, the fastest and the slowest batch."
 )
-
-
-def solved_over_memory(each: TaskSummary, methods: Sequence[str]) -> Picture:
-    """Draw the share solved over what is stored at the last token."""
-
-    def share(point: Point) -> float | None:
-        bits = point.mean("average_bits")
-        return None if bits is None else bits / FULL_BITS
-
-    return _solved_over(each, methods, share, "memory at the last token, % of the full cache")
-
-
-def _solved_over_budget(each: TaskSummary, methods: Sequence[str]) -> Picture:
-    """Draw the share solved over the budget (LazyEviction Fig. 5)."""
-
-    def share(point: Point) -> float | None:
-        return None if point.budget is None else point.budget / each.mean_length
-
-    return _solved_over(each, methods, share, "budget, % of the mean length of prompt and solution")
 
 
 def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
@@ -366,18 +347,22 @@ def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
     return finish(figure, "Share of needles found over depth and length, per method.")
 
 
-def _solved_over(
-    each: TaskSummary, methods: Sequence[str], x: Callable[[Point], float | None], label: str
-) -> Picture:
-    """Draw shares of problems solved with their intervals, one line per method."""
+OVER_BUDGET = "budget, % of the mean length of prompt and solution"
+OVER_MEMORY = "memory at the last token, % of the full cache"
+
+
+def _solved_over(label: str, each: TaskSummary, methods: Sequence[str]) -> Picture:
+    """Draw shares of problems solved, one line per method (LazyEviction Fig. 5)."""
     figure, (axes,) = canvas(height=5.2)
     curves: dict[str, list[tuple[float, Interval]]] = {}
     for point in each.points:
-        place = x(point)
+        size, whole = point.budget, each.mean_length
+        if label == OVER_MEMORY:
+            size, whole = point.mean("average_bits"), FULL_BITS
         if point.method == FULL and point.solved is not None:
             axes.axhline(100 * point.solved, color=GREY, linestyle=":", label="full cache")
-        elif place is not None and point.interval is not None and point.method in methods:
-            curves.setdefault(point.method, []).append((100 * place, point.interval))
+        elif size is not None and point.interval is not None and point.method in methods:
+            curves.setdefault(point.method, []).append((100 * (size / whole), point.interval))
     for (method, points), marker in zip(curves.items(), cycle("os^vD<>p*hX8P")):
         places, intervals = zip(*points, strict=True)
         share, low, high = np.array([[*vars(each).values()] for each in intervals]).T * 100
