@@ -4,11 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
 from kvlab.fast.huggingface.arguments import configs_of, refuse_checkpointing, refuse_flags
 from kvlab.fast.huggingface.attention import IMPLEMENTATION
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 from kvlab.fast.huggingface.forward import Forward
 from kvlab.fast.huggingface.generation import checked_generate
+
+KNOWN_ATTENTION = ("sdpa", "flex_attention", *(f"flash_attention_{n}" for n in (2, 3, 4)))
+"""Implementations of transformers, beside the model's own ``eager`` one, that compute the same."""
 
 
 def check_model(model: Any) -> None:
@@ -50,7 +56,19 @@ def check_model(model: Any) -> None:
             "the model is compressed already: leave the other compress() first, or call close() "
             "on the cache that it gave"
         )
+    _check_attention(config._attn_implementation)
     refuse_checkpointing(model)
+
+
+def _check_attention(name: str | None) -> None:
+    """Refuse an attention function of the user's own, in whose place kvlab would attend."""
+    known = name in (None, "eager", *KNOWN_ATTENTION) or "/" in name  # "/": kernels from the hub
+    if not known or (name == "sdpa" and AttentionInterface()[name] is not sdpa_attention_forward):
+        raise ValueError(
+            f"attn_implementation = {name!r}: kvlab attends in place of that function, and does "
+            "not know what it computes; call model.set_attn_implementation with one of "
+            f"{', '.join(('eager', *KNOWN_ATTENTION))} before compress()"
+        )
 
 
 @contextmanager

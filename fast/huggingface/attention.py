@@ -19,11 +19,14 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.step import Block
-from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket, UnsupportedModelError
+from kvlab.fast.huggingface.cache import (
+    IMPLEMENTATION,
+    TICKET,
+    CompressedLayer,
+    Ticket,
+    UnsupportedModelError,
+)
 from kvlab.fast.kernels.attention import compute_dtype
-
-IMPLEMENTATION = "kvlab"
-"""Name of the two functions in the model's configuration."""
 
 WITHOUT_EFFECT = (
     *("position_ids", "cache_position", "use_cache", "sliding_window", "deterministic"),

@@ -22,11 +22,13 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface import saving
 from kvlab.fast.huggingface.clock import StreamClock
-from kvlab.fast.huggingface.identity import adapted, adapters_used
+from kvlab.fast.huggingface.identity import adapted, adapters_used, writes_to
 from kvlab.fast.huggingface.rotary import Rotation
 from kvlab.reference.observation import Clock
 
 TICKET = "_kvlab_ticket"
+IMPLEMENTATION = "kvlab"
+"""Name of the attention and mask functions in the model's configuration."""
 
 
 class UnsupportedModelError(ValueError):
@@ -187,6 +189,8 @@ class CompressedCache(Cache):
 
     def _forget(self) -> None:
         self.clock = StreamClock(self.watch is not None or self.policy.uses_confidence)
+        self.read_with: dict[int, int] = {}
+        """`writes_to` the model when it read the first tokens."""
         self.broken = self.generating = self.begins = False
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
@@ -228,7 +232,8 @@ class CompressedCache(Cache):
         that it is as large as `memory` says then. ``model_name`` is a name of your own for the
         model's weights, in place of a digest for which they all are read. ValueError if the cache
         is empty or broken, or holds what cannot be saved, or a weight cannot be read, or if the
-        text was read with other adapters of PEFT than those that are active now.
+        text was read with other adapters of PEFT than those that are active now, or a weight was
+        written to meanwhile (not through ``.data``, which nobody can notice).
         """
         with self.used():
             self._check_whole()
@@ -246,7 +251,7 @@ class CompressedCache(Cache):
             policy, clock, compressed, layers = saving.load(self, Path(path), model_name)
             self._forget()
             self.policy, self.clock, self.compressed = policy, clock, compressed
-            self.layers = self._own_layers(layers)
+            self.layers, self.read_with = self._own_layers(layers), writes_to(self.model)
 
     def close(self) -> None:
         """Restore the model, which is then called without this cache; what it holds stays."""
@@ -374,6 +379,7 @@ class CompressedCache(Cache):
             if policy is not self.policy:
                 self.policy, self.compressed = policy, self._layers_of(policy)
             self.clock.begin(prompts, inputs.device)
+            self.read_with = writes_to(self.model)
         if (used := adapters_used(self.adapted)) not in self.clock.adapters:
             self.clock.adapters += (used,)
         self.clock.note_call(inputs, real, given=self.begins)
@@ -389,6 +395,12 @@ class CompressedCache(Cache):
         """Note that the block is done; refuse a model that did not attend through `attention`."""
         self.check_open()
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
+        here = self.model.config.get_text_config(decoder=True)._attn_implementation if idle else ""
+        if idle and here != IMPLEMENTATION:
+            raise ValueError(
+                f"attn_implementation was set to {here!r} inside compress(): set it before, or "
+                "after the context"
+            )
         if idle:
             raise UnsupportedModelError(
                 f"layer {idle[0]} gives its keys to the cache and not, as they are, to the "
@@ -466,7 +478,8 @@ class CompressedCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse with ValueError: evicted entries cannot come back."""
         raise ValueError(
-            "assisted decoding and rolling back need evicted entries again: not with compress()"
+            "assisted decoding (assistant_model, prompt_lookup_num_tokens) and rolling back "
+            "(crop) need evicted entries again: not with compress()"
         )
 
     def activate_past_recording(self) -> None:

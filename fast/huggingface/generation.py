@@ -89,7 +89,7 @@ def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
     if width != new:
         return f"attention_mask has {width} columns for {new} tokens"
     if (column := _first_difference(*_alike(cache.model, text, ids), mask)) is not None:
-        return f"the text given is another one from column {column} on"
+        return f"the text given, or its padding, is another one from column {column} on"
     return None if new > held else f"the text given has {new} tokens, of which none is new"
 
 

@@ -90,6 +90,15 @@ def _follows_length(module: Module, name: str) -> bool:
     return "cache" in name or (grows and name.endswith("inv_freq") and "original" not in name)
 
 
+def writes_to(model: Module) -> dict[int, int]:
+    """Return how often each parameter of a model was written to, as PyTorch counts it.
+
+    Offloaded ones are made anew at every call, and do not count.
+    """
+    counted = (x for x in model.parameters() if not (x.is_meta or x.is_inference()))
+    return {id(x): x._version for x in counted}
+
+
 # --- adapters of PEFT ---
 
 

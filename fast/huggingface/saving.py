@@ -21,7 +21,7 @@ from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.storage import Code, Partners, Storage
 from kvlab.fast.huggingface.clock import StreamClock
-from kvlab.fast.huggingface.identity import ADDRESS, devices_of, identity_of
+from kvlab.fast.huggingface.identity import ADDRESS, devices_of, identity_of, writes_to
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.quantise import Groups
@@ -51,6 +51,11 @@ def save(cache: Any, path: Path, model_name: str | None) -> None:
             f"the text was read with the adapters {read}, and {tuple(identity['adapters'])} are "
             "active now: a context is saved if one choice of adapters has read all of it and is "
             "active"
+        )
+    if not writes_to(cache.model).items() <= cache.read_with.items():
+        raise ValueError(
+            "a weight of the model was changed or replaced since the cache read its text: save "
+            "before that, or reset() the cache and read the text again"
         )
     cache.compressed.trim()
     write = Writer(_codes_of(cache.policy))

@@ -9,8 +9,8 @@ import json
 import pickle
 import platform
 import signal
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,9 +68,10 @@ def kept_steps(work: str, **asked: Any) -> Iterator[Steps]:
     """Keep the steps of a command until all are done.
 
     ``asked`` is all that the results depend on, besides kvlab, methods from outside, the versions
-    of what computes, and the machine.
+    of what computes, and the machine. What it names files or folders by stands for what they hold.
     """
-    name = hashlib.sha256(json.dumps([_program(), asked], default=str).encode()).hexdigest()[:16]
+    given = [_program(), asked, sorted(_states(asked))]
+    name = hashlib.sha256(json.dumps(given, default=str).encode()).hexdigest()[:16]
     steps = Steps(cache_directory() / "unfinished" / f"{work}-{name}")
     if steps.found:
         count = counted(len(steps.found), "step")
@@ -86,6 +87,21 @@ def kept_steps(work: str, **asked: Any) -> Iterator[Steps]:
     steps.path.unlink(missing_ok=True)
 
 
+def _states(asked: Any) -> Iterator[tuple[str, int, int]]:
+    """Yield path, size and time of every file that is named, or lies in a folder that is."""
+    if isinstance(asked, Mapping):
+        asked = [*asked.values()]
+    if isinstance(asked, str | Path):
+        with suppress(OSError, ValueError):  # a text that cannot be a path
+            path = Path(asked)
+            for each in path.rglob("*") if path.is_dir() else (path,):
+                if each.is_file():
+                    yield str(each), (state := each.stat()).st_size, state.st_mtime_ns
+    elif isinstance(asked, Iterable):
+        for each in asked:
+            yield from _states(each)
+
+
 @cache
 def _program() -> str:
     """Return a hash of the source of kvlab, of methods from outside, of versions and machine."""
@@ -93,8 +109,9 @@ def _program() -> str:
 
     total = hashlib.sha256(json.dumps([versions(), discover(), platform.node()]).encode())
     for package in (kvlab.fast, kvlab.reference):
-        for path in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
-            total.update(path.read_bytes())
+        for path in sorted(Path(str(package.__file__)).parent.rglob("*.*")):
+            if path.suffix in (".py", ".mjs", ".toml"):
+                total.update(path.read_bytes())
     return total.hexdigest()
 
 

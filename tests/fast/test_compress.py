@@ -16,12 +16,13 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
+from kvlab.fast.engine import observation
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.group import MOST_WAITING
 from kvlab.fast.engine.observation import LayerView, Observation
 from kvlab.fast.engine.port import port
 from kvlab.fast.engine.step import plan
-from kvlab.fast.kernels import attention, observation
+from kvlab.fast.kernels import attention
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
 from kvlab.reference.observation import Clock

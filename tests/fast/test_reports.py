@@ -6,6 +6,8 @@ import peft
 import pytest
 import torch
 from models import GREEDY, prompts, tiny
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvlab.fast import compress
 
@@ -96,3 +98,56 @@ def test_a_text_that_several_adapters_have_read_is_not_saved(tmp_path):
         )
         with pytest.raises(ValueError, match="two by adapter_names"):
             cache.save(tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", ["mine", "sdpa"])
+def test_an_attention_function_of_ones_own_is_refused(name, monkeypatch):
+    """It would be left out: transformers lets users register one, also under a known name."""
+    model = deepcopy(tiny("llama"))
+
+    def doubled(module, query, *rest, **options):
+        return sdpa_attention_forward(module, 2 * query, *rest, **options)
+
+    functions = {**AttentionInterface._global_mapping, name: doubled}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", functions)
+    model.set_attn_implementation(name)
+    with pytest.raises(ValueError, match=f"attn_implementation = '{name}': kvlab attends in place"):
+        compress(model, "full")
+    model.set_attn_implementation("eager")
+    compress(model, "full").close()
+
+
+def test_an_implementation_that_is_set_inside_is_named():
+    model = deepcopy(tiny("llama"))
+    with compress(model, "full") as cache:
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(ValueError, match="attn_implementation was set to 'sdpa' inside"):
+            model(TEXT, past_key_values=cache)
+
+
+CHANGES = {
+    "written to": lambda model: model.lm_head.weight.mul_(2),
+    "loaded": lambda model: model.load_state_dict(model.state_dict()),
+    "replaced": lambda model: setattr(
+        model.lm_head, "weight", torch.nn.Parameter(model.lm_head.weight.clone())
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_context_is_not_saved_as_read_with_other_weights(change, tmp_path):
+    """Fine-tuning between reading and saving: the file would name the weights of afterwards."""
+    model = deepcopy(tiny("llama"))
+    with compress(model, "h2o", 8) as cache:
+        model(TEXT[:, :12], past_key_values=cache)
+        cache.save(tmp_path / "before")
+        CHANGES[change](model)
+        for held in (cache, cache.copy()):
+            with pytest.raises(ValueError, match="weight of the model was changed or replaced"):
+                held.save(tmp_path / "after")
+        cache.reset()
+        model(TEXT[:, :12], past_key_values=cache)
+        cache.save(tmp_path / "after")
+        cache.load(tmp_path / "after")
+        cache.save(tmp_path / "after")

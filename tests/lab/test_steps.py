@@ -53,6 +53,25 @@ def test_a_work_that_is_stopped_goes_on_and_another_one_does_not(unfinished, cap
     assert [*unfinished.iterdir()] == []
 
 
+def test_files_that_changed_meanwhile_are_read_anew(unfinished, tmp_path):
+    """Weights in a folder, or a task's file, under the same name."""
+    done, weights = [], tmp_path / "model" / "weights"
+    weights.parent.mkdir()
+
+    def work(fails):
+        with kept_steps("work", model=str(weights.parent), how={"tasks": [tmp_path]}) as steps:
+            steps.do("row", lambda: done.append(weights.read_text()))
+            if fails:
+                raise KeyboardInterrupt
+
+    for text in ("one", "one", "two", "one"):
+        if not weights.exists() or weights.read_text() != text:
+            weights.write_text(text)
+        with pytest.raises(KeyboardInterrupt):
+            work(fails=True)
+    assert done == ["one", "two", "one"]
+
+
 def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
     done = []
 

@@ -57,6 +57,11 @@ class Recipe:
         return self.learning_rate * min(1, (step + 1) / self.warmup) * cosine
 
 
+def plain(recipe: Any) -> dict[str, Any]:
+    """Return a recipe as JSON holds it."""
+    return json.loads(json.dumps(asdict(recipe)))
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows of tokens and what is asked of the model."""
@@ -211,6 +216,13 @@ class Training:
     def resume(self) -> None:
         """Go back to the state of the last checkpoint."""
         state = torch.load(self.checkpoint, weights_only=True)
+        there, asked = state["recipe"], plain(self.curriculum.recipe)
+        for name in asked:
+            if there[name] != asked[name]:
+                raise ValueError(
+                    f"{name} = {asked[name]!r}: the training in {self.checkpoint} has "
+                    f"{there[name]!r}; give the same, another --out, or delete that file"
+                )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.curriculum.go_on_from(state["curriculum"])
@@ -274,6 +286,7 @@ class Training:
     def save(self) -> None:
         """Write the checkpoint; a stop while it is written leaves the last one whole."""
         state = {
+            "recipe": plain(self.curriculum.recipe),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "curriculum": self.curriculum.state(),
@@ -288,7 +301,7 @@ class Training:
         unfinished.replace(self.checkpoint)
 
     def write(self) -> None:
-        """Write the model, its tokenizer, the recipe and the log."""
+        """Write the model, its tokenizer, the recipe and the log; the checkpoint has served."""
         self.model.save_pretrained(self.out)
         write_tokenizer(self.out, self.curriculum)
         record = {
@@ -300,6 +313,7 @@ class Training:
             "log": self.log,
         }
         write_text(self.out / "training_log.json", json.dumps(record, indent=1) + "\n")
+        self.checkpoint.unlink(missing_ok=True)
 
 
 def main(description: str | None, recipe: Any, curriculum: Any, threads: int) -> None:

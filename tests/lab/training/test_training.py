@@ -127,9 +127,14 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(
     with pytest.raises(KeyboardInterrupt):
         training.run()
     monkeypatch.setattr(Training, "learn", learn)
+    other = curriculum()
+    other.recipe = replace(other.recipe, seed=7)
+    with pytest.raises(ValueError, match=r"seed = 7: the training in .*checkpoint.pt has 0"):
+        Training(other, stopped)
     resumed = Training(curriculum(), stopped)
     assert resumed.step == 2
     resumed.run()
     assert len(resumed.log) == 4
     both = [(each / "model.safetensors").read_bytes() for each in (at_once, stopped)]
     assert both[0] == both[1]
+    assert not (stopped / "checkpoint.pt").exists()
