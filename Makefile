@@ -86,12 +86,14 @@ serve:  ## show the built site at http://localhost:8000, or at PORT=...
 	  { echo "kvlab: port $(PORT) is taken: make serve PORT=8001"; exit 1; }
 	$(PYTHON) -m http.server -d site $(PORT)
 
-release:  ## sdist and wheel, checked as the index does and tried; REPOSITORY=https://... for links
+release:  ## sdist and wheel, checked as the index does and tried
 	rm -rf dist build && $(PYTHON) -m venv build/tools
 	build/tools/bin/python -m pip install -qq --disable-pip-version-check build twine
 	build/tools/bin/python -m build -o dist .
 	build/tools/bin/python -m twine check --strict dist/*
 	$(PYTHON) tests/try_wheel.py dist
+	@! grep -q 'https://.*OWNER' pyproject.toml || \
+	  echo "kvlab: before you upload dist/, fill in OWNER in pyproject.toml, [project.urls]"
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv build dist site kvlab-report *.egg-info

@@ -1,7 +1,7 @@
 """Maps the top-level folders to packages, and makes the package index's page of README.md."""
 
-import os
 import re
+import tomllib
 from pathlib import Path
 
 import setuptools
@@ -28,6 +28,9 @@ def page_for_index(readme: str, repository: str = "") -> str:
     return LINK.sub(absolute, readme)
 
 
+urls = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+repository = "" if "OWNER" in urls["Repository"] else urls["Repository"]
+
 setuptools.setup(
     package_dir={"kvlab": "package", **ROOTS},
     packages=["kvlab"]
@@ -36,8 +39,6 @@ setuptools.setup(
         for root, folder in ROOTS.items()
         for name in (root, *(f"{root}.{sub}" for sub in setuptools.find_packages(folder)))
     ],
-    long_description=page_for_index(
-        Path("README.md").read_text(encoding="utf-8"), os.environ.get("REPOSITORY", "")
-    ),
+    long_description=page_for_index(Path("README.md").read_text(encoding="utf-8"), repository),
     long_description_content_type="text/markdown",
 )

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import addresses
 import pytest
 import run_notebooks
 import try_wheel
+from mkdocs.config.defaults import MkDocsConfig
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -129,9 +131,28 @@ def test_links_of_the_readme_are_absolute_on_the_index(built):
 def test_no_link_of_the_index_page_leads_nowhere(built):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "](docs/" in readme
-    shown = built["page_for_index"](readme)
+    shown = built["page_for_index"](readme, built["repository"])
     assert built["long_description"] == shown
     assert set(re.findall(r"\]\((\w+:)?", shown)) == {"https:"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "taken"),
+    [
+        ("OWNER", (None, None, None)),
+        ("me", ("https://me.github.io/kvlab/", "https://github.com/me/kvlab", "me/kvlab")),
+    ],
+)
+def test_the_site_says_its_version_and_takes_the_addresses(owner, taken, tmp_path, monkeypatch):
+    site, repository = f"https://{owner}.github.io/kvlab/", f"https://github.com/{owner}/kvlab"
+    (tmp_path / "pyproject.toml").write_text(
+        f'[project]\nversion = "1.2"\n'
+        f'urls = {{ Documentation = "{site}", Repository = "{repository}" }}\n'
+    )
+    monkeypatch.setattr("addresses.ROOT", tmp_path)
+    config = addresses.on_config(MkDocsConfig())
+    assert config.copyright == "kvlab 1.2"
+    assert (config.site_url, config.repo_url, config.repo_name) == taken
 
 
 def test_the_readme_names_files_that_exist():
