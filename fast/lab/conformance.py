@@ -314,6 +314,7 @@ def _whole_cache(method, budget, model, tokens, padding, calls, continues, **giv
             last = first + length
             if first and not torch.equal(order, torch.arange(len(order))):
                 cache.reorder_cache(order)
+                real = real[order]
             outputs = whole(
                 input_ids=tokens[:, first:last],
                 attention_mask=real[:, :last].long(),

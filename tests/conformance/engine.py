@@ -415,6 +415,7 @@ class Engine:
         return marks
 
     def reorder(self, order):
+        self.padding = self.padding[order]
         for slots in self.layers:
             slots.reorder(order)
 

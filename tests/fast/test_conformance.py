@@ -6,8 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import engine
 import interpreter
+import numpy as np
 import pytest
+import torch
 from sampling import sampled
 
 from kvlab.fast.lab import conformance
@@ -16,8 +19,10 @@ from kvlab.reference.conformance.checker import cases, check, run_case
 from kvlab.reference.conformance.implementation import load
 from kvlab.reference.conformance.made import cases_of_stream
 from kvlab.reference.conformance.report import Status
+from kvlab.reference.conformance.whole_cache import whole_cache
 from kvlab.reference.method import Example
 from kvlab.reference.methods import base_name
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.streams import Source, random_stream
 
 FILE = Path(conformance.__file__)
@@ -117,3 +122,19 @@ def test_triton_passes_on_its_building_blocks_and_some_streams():
 def test_triton_passes_everything(method):
     targets = {c.target for c in cases(method) if c.method and base_name(c.method) == method}
     interpreted(sorted(targets) if method else KERNELS, "all")
+
+
+def test_rows_of_unequal_padding_are_moved_with_it():
+    """By PyTorch and by the kit's right engine: no published case moves such rows."""
+    rng, variants = np.random.default_rng(0), ("softcap", "sliding_window", "learned_sinks")
+    given = {
+        **{"model": str(reasoner_directory()), "method": "full", "budget": None},
+        **{"tokens": rng.integers(3, 40, (2, 14)), "padding": np.array([0, 5])},
+        **{"calls": np.array([10, 1, 1, 1, 1]), "block_size": None, **dict.fromkeys(variants)},
+        "continues": np.array([[0, 1], [0, 1], [1, 0], [0, 1], [1, 1]]),
+    }
+    tensors = {k: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for k, x in given.items()}
+    found = conformance.IMPLEMENTATIONS["*.whole_cache"](**tensors)["logits"].numpy()
+    expected = whole_cache(**given)["logits"].value
+    for each in (found, engine.whole_cache(**given)["logits"]):
+        np.testing.assert_allclose(each, expected, rtol=0, atol=1e-3)
