@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -55,9 +56,11 @@ def machine(device: str) -> dict[str, Any]:
 
 def versions(*packages: str) -> dict[str, str | None]:
     """Return the versions of Python and of packages, `PACKAGES` by default, and kvlab's commit."""
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True)
-    found = {"python": platform.python_version(), "commit": commit.stdout.strip() or None}
+    found = {"python": platform.python_version(), "commit": None}
+    if git := shutil.which("git"):
+        describe = [git, "describe", "--always", "--dirty"]
+        commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True)
+        found["commit"] = commit.stdout.strip() or None
     for name in packages or PACKAGES:
         try:
             found[name] = version(name)
