@@ -50,7 +50,7 @@ def test_a_dead_path_is_noticed(dead):
 def test_a_token_is_observed_decided_on_and_one_leaves():
     calls = follow_token()
     names = [call.name for call in calls]
-    order = ["Layers.attend", "LayerCache.append", "attend_as_needed", "decide", "apply"]
+    order = ["attend", "LayerCache.append", "attend_as_needed", "decide", "apply"]
     places = [names.index(name) for name in order]
     assert places == sorted(places)
     assert [calls[place].entries for place in places] == [12, 12, 13, 13, 13]

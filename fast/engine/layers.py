@@ -1,26 +1,164 @@
 """The layers of a model that a policy compresses: each in a cache of its own, or all in one.
 
 A prompt goes through the model layer by layer, and its attention is large: every layer decides for
-itself. While single tokens are generated, layers share a cache where they can (`Group`).
+itself. While single tokens are generated, most of a step's time goes into starting small
+operations: layers share a cache where they can. The batch axis of that cache has a row for every
+layer and sequence; layer l's sequence r is row l·N + r.
+
+Between two decisions nothing is evicted. Where a score allows it, tokens in between attend by
+PyTorch's fused kernels, which do not return the probabilities. The score observes these tokens
+together afterwards: one product of their queries with the keys in place of one per token.
 """
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.ambient import without_autocast
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache, LayerMemory
-from kvlab.fast.engine.group import Group
+from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.engine.step import Block, Watch
-from kvlab.fast.kernels.notation import Queries
+from kvlab.fast.kernels.attention import logits, softmax, visible
+from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
+
+MOST_WAITING = 32
+"""Tokens whose queries wait for the score to observe them."""
 
 SOON = 2 * MOST_SLACK
 """Layers share a cache only if a decision is due within this many tokens."""
+
+
+@dataclass(eq=False)
+class Block:
+    """What the model hands to one layer for one block of tokens."""
+
+    clock: BatchClock
+    layer: int
+    queries: Queries
+    keys: Float[Tensor, "N G m d"]
+    values: Float[Tensor, "N G m d"]
+    confidence: Float[Tensor, "N t"]
+    rotate: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
+    softcap: float | None = None
+    """Bound of the model's attention logits, if it has one."""
+    hidden_states: Float[Tensor, "N m D"] | None = None
+    """What the model projects to queries, keys and values, if the score reads it."""
+    layers: int = 1
+    """Layers of the model."""
+
+
+@dataclass(eq=False)
+class StepResult:
+    """What one step of one layer produced, for `compress(watch=...)`: copies of it."""
+
+    output: Queries
+    positions: Positions
+    """Positions of the entries that the block attended to."""
+    scores: Scores | None
+    """None if nothing had to be evicted."""
+    protected: Marks | None
+    """Protected entries; None if nothing had to be evicted, or nothing was protected."""
+    copied: Callable[[], LayerCache]
+
+    @cached_property
+    def cache(self) -> LayerCache:
+        """The cache after the step; ask for it before the next step begins."""
+        return self.copied()
+
+
+Watch = Callable[[Block, StepResult], None]
+"""Called after every step of every layer that is compressed."""
+
+
+@dataclass(eq=False)
+class Step:
+    """A block that the layers of a group are given one after the other."""
+
+    clock: BatchClock
+    """Of all rows of the cache."""
+    due: list[bool]
+    reads: bool
+    """Whether the score is given attention of the block now."""
+    waits: bool
+    """Whether the score observes the token later."""
+    reused: Int[Tensor, "L NG"] | None = None
+    """Slots of the vacant entries that a token overwrites; None if it has slots at the end."""
+    view: LayerView | None = None
+    """The entries as a single layer reads them."""
+    observed: bool = False
+    """Whether the score has observed a long block already, part by part."""
+    numbers: list[int] = field(default_factory=list)
+    """Numbers of the layers in the model."""
+    blocks: list[Block] = field(default_factory=list)
+    queries: list[Queries] = field(default_factory=list)
+    outputs: list[Queries] = field(default_factory=list)
+    attended: list[Attended] = field(default_factory=list)
+
+
+class Group:
+    """One layer, or several that share a cache."""
+
+    def __init__(self, policy: Policy, cache: LayerCache) -> None:
+        self.policy, self.cache = policy, cache
+        self.count = cache.layers
+        self.waiting: list[Step] = []
+        """Tokens that the score has not observed yet."""
+        self.step: Step | None = None
+        self.prompt: Tensor | None = None
+
+    def clock_of_all_rows(self, clock: BatchClock) -> BatchClock:
+        """Return the clock of all rows of the cache."""
+        if self.count == 1:
+            return clock
+        if self.prompt is None:
+            self.prompt = clock.prompt.repeat(self.count, 1, 1)
+        positions = clock.positions.expand(self.count, *clock.positions.shape).flatten(0, 1)
+        return BatchClock(clock.rows * self.count, positions, self.prompt)
+
+    def catch_up(self) -> None:
+        """Let the score observe the tokens that wait, as one block."""
+        if not self.waiting:
+            return
+        waiting, self.waiting = self.waiting, []
+        tokens, last, cache = len(waiting), waiting[-1], self.cache
+        layers = zip(*(step.queries for step in waiting), strict=True)
+        queries = joined([torch.cat(layer, dim=3) for layer in layers])
+        positions = torch.cat([step.clock.positions for step in waiting], dim=1)
+        rows = tuple(replace(row, block=tokens) for row in last.clock.rows)
+        clock = BatchClock(rows, positions, last.clock.prompt)
+        seen = self.observation(last, clock, queries)
+        for part in parts(queries, len(cache)):
+            weights = logits(queries[:, :, :, part], seen.keys, seen.view.softcap)
+            weights = softmax(weights, visible(positions[:, part], cache.positions))
+            self.policy.score.observe(cache.state, seen.part(part, Attended(weights)))
+
+    def observation(self, step: Step, clock: BatchClock, queries: Queries) -> Observation:
+        """Return what tokens of all layers see; ``step`` is the last of them."""
+        block = step.blocks[-1]
+        given = [each.hidden_states for each in step.blocks if each.hidden_states is not None]
+        return Observation(
+            clock=clock,
+            numbers=step.numbers,
+            layers=block.layers,
+            queries=queries,
+            query_positions=clock.positions,
+            view=step.view or LayerView(self.cache, block.softcap),
+            confidence=block.confidence,
+            hidden_states=joined(given).to(queries.dtype) if given else None,
+        )
+
+
+def joined(layers: Sequence[Tensor]) -> Tensor:
+    """Join tensors along the batch axis; one alone is not copied."""
+    return layers[0] if len(layers) == 1 else torch.cat(list(layers))
 
 
 class Layers:
@@ -28,41 +166,21 @@ class Layers:
 
     def __init__(self, policy: Policy, count: int, watch: Watch | None = None) -> None:
         self.policy, self.count, self.watch = policy, count, watch
-        self.groups = [Group(policy, policy.empty_cache(), watch) for _ in range(count)]
+        self.groups = [Group(policy, policy.empty_cache()) for _ in range(count)]
         """One for every layer, or one for all of them."""
         self.shared = False
         """Whether all layers share a cache now."""
         self._asks_again = 0
 
-    @without_autocast()
-    def begin(self, clock: BatchClock) -> None:
-        """Take in that all layers are about to be given a block."""
+    def arrange(self, clock: BatchClock) -> None:
+        """Let the layers share a cache for a block, or have one each, as it needs."""
         single = clock.positions.shape[1] == 1
         if self.shared and (not single or not self._alike()):
             self.catch_up()
             self.take(self.copies())
         elif single and not self.shared and self._can_share(clock):
             self.catch_up()
-            cache = LayerCache.joined(self.caches)
-            self.groups, self.shared = [Group(self.policy, cache, self.watch)], True
-        if self.shared:
-            self.groups[0].begin(clock.to(self.caches[0].positions.device))
-
-    @without_autocast()
-    def attend(self, place: int, block: Block) -> Queries:
-        """Take the block of the layer ``place`` among these, and return its attention output."""
-        if self.shared:
-            return self.groups[0].attend(place, block)
-        group = self.groups[place]
-        group.begin(block.clock)
-        group.attend(0, block)
-        return group.finish()
-
-    @without_autocast()
-    def finish(self) -> None:
-        """End the block: layers that share a cache observe, decide and apply the decision."""
-        if self.shared:
-            self.groups[0].finish()
+            self.groups, self.shared = [Group(self.policy, LayerCache.joined(self.caches))], True
 
     def _alike(self) -> bool:
         """Say whether all layers that share a cache have equally many entries.
@@ -124,7 +242,7 @@ class Layers:
 
     def take(self, caches: Sequence[LayerCache]) -> None:
         """Let every layer have one of these caches to itself."""
-        self.groups = [Group(self.policy, cache, self.watch) for cache in caches]
+        self.groups = [Group(self.policy, cache) for cache in caches]
         self.shared = False
 
     def catch_up(self) -> None:

@@ -16,7 +16,9 @@ from kvlab.fast.kernels.attention import (
     attend_without_weights,
     logits,
     reduce_group,
+    softmax,
     visible,
+    weighted_values,
 )
 from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
@@ -183,8 +185,8 @@ def attend_as_needed(
         mask = (view.positions >= 0)[:, :, None, None]
     if not read and view.softcap is None:
         return attend_without_weights(queries, *view.fused(), mask), Attended()
-    output, weights = attend(queries, view.keys, view.values, mask, view.softcap)
-    return output, Attended(weights) if read else Attended()
+    weights = softmax(logits(queries, view.keys, view.softcap), mask)
+    return weighted_values(weights, view.values), Attended(weights) if read else Attended()
 
 
 def _attend_from_newest(

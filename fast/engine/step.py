@@ -1,22 +1,34 @@
-"""What a step consists of: attend to a long block, decide what to evict, and apply the decision.
+"""One step, from top to bottom: append a block, attend, observe, decide, apply the decision.
 
-`kvlab.fast.engine.group` calls these functions for one layer, or for several that share a cache.
-Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many
-it evicts, follows from the clock alone. Where a method's rule depends on data (DesireKV spares
-doubtful tokens), the host waits only at the steps where that method decides.
+For one layer, or for all layers that share a cache: these attend one after the other, and observe,
+decide and apply together at the end of the step. Nothing in a step of decoding waits for the
+device: how many entries a sequence has, and how many it evicts, follows from the clock alone. Where
+a method's rule depends on data (DesireKV spares doubtful tokens), the host waits only at the steps
+where that method decides.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as once
-from functools import cached_property
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvlab.fast.engine.ambient import without_autocast
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.layers import (
+    MOST_WAITING,
+    Block,
+    Group,
+    Layers,
+    Step,
+    StepResult,
+    Watch,
+    joined,
+)
 from kvlab.fast.engine.observation import (
     Attended,
     LayerView,
@@ -32,47 +44,119 @@ from kvlab.fast.kernels.keep import first_to_go, keep_slots
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
 
 
-@dataclass(eq=False)
-class Block:
-    """What the model hands to one layer for one block of tokens."""
-
-    clock: BatchClock
-    layer: int
-    queries: Queries
-    keys: Float[Tensor, "N G m d"]
-    values: Float[Tensor, "N G m d"]
-    confidence: Float[Tensor, "N t"]
-    rotate: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
-    softcap: float | None = None
-    """Bound of the model's attention logits, if it has one."""
-    hidden_states: Float[Tensor, "N m D"] | None = None
-    """What the model projects to queries, keys and values, if the score reads it."""
-    layers: int = 1
-    """Layers of the model."""
+@without_autocast()
+def begin(layers: Layers, clock: BatchClock) -> None:
+    """Take in that all layers are about to be given a block."""
+    layers.arrange(clock)
+    if layers.shared:
+        (group,) = layers.groups
+        _open(group, clock.to(group.cache.positions.device))
 
 
-@dataclass(eq=False)
-class StepResult:
-    """What one step of one layer produced, for `compress(watch=...)`: copies of it."""
+def _open(group: Group, clock: BatchClock) -> None:
+    """Begin the step of a group; where layers share a cache, open slots for their token."""
+    policy, cache = group.policy, group.cache
+    single, due, needs = clock.positions.shape[1] == 1, policy.due(clock), policy.needs
+    reads = policy.reads(clock) != "none"
+    may_wait = single and needs.may_wait and not needs.hidden_states
+    may_wait = may_wait and policy.is_plain and not cache.triton
+    waits = reads and may_wait and cache.counts != () and not any(due)
+    if not single:
+        group.catch_up()
+    every = group.clock_of_all_rows(clock)
+    group.step = step = Step(every, due * group.count, reads and not waits, waits)
+    if group.count > 1:
+        heads = cache.positions.shape[1]
+        positions = every.positions[:, None].expand(-1, heads, 1)
+        reused = cache.open_slots({"positions": positions}, every.present)
+        step.reused = None if reused is None else reused.view(group.count, -1)
 
-    output: Queries
-    positions: Positions
-    """Positions of the entries that the block attended to."""
-    scores: Scores | None
-    """None if nothing had to be evicted."""
-    protected: Marks | None
-    """Protected entries; None if nothing had to be evicted, or nothing was protected."""
-    copied: Callable[[], LayerCache]
 
-    @cached_property
-    def cache(self) -> LayerCache:
-        """The cache after the step; ask for it before the next step begins."""
-        return self.copied()
+@without_autocast()
+def attend(layers: Layers, place: int, block: Block) -> Queries:
+    """Append the block of the layer ``place`` among these, and return its attention output.
+
+    A layer that has a cache to itself ends its step here.
+    """
+    group = layers.groups[0 if layers.shared else place]
+    if not layers.shared:
+        _open(group, block.clock)
+    step, policy, cache = group.step, layers.policy, group.cache
+    assert step is not None
+    if not layers.shared:
+        clock = step.clock
+        cache.append(block.keys, block.values, clock)
+        only_block = len(cache) == block.keys.shape[2]
+        step.view = view = LayerView(cache, block.softcap, only_block=only_block)
+    else:
+        sequences, reused = len(block.clock.rows), step.reused
+        first = place * sequences
+        new = {"keys": block.keys, "values": block.values}
+        cache.columns.write(new, first, None if reused is None else reused[place])
+        view = LayerView(cache, block.softcap, (first, sequences))
+    queries = block.queries
+    if queries.dtype != cache.dtype:
+        queries = queries.to(cache.dtype)
+    if policy.specification.reposition:
+        queries, view = reposition(queries, view, block)
+        step.view = view
+    step.blocks.append(block)
+    step.numbers.append(block.layer)
+    step.queries.append(queries)
+    if queries.shape[3] == 1:
+        output, attended = attend_as_needed(policy.needs, step.reads, queries, None, view)
+        attended.output = output if policy.needs.rows == "last" else None
+    else:
+        seen = group.observation(step, step.clock, queries)
+        output, attended, step.observed = attend_in_parts(policy, seen)
+    step.attended.append(attended)
+    if output.dtype != block.keys.dtype:
+        output = output.to(block.keys.dtype)
+    step.outputs.append(output)
+    return output if layers.shared else finish(layers, place)
 
 
-Watch = Callable[[Block, StepResult], None]
-"""Called after every step of every layer that is compressed."""
+@without_autocast()
+def finish(layers: Layers, place: int = 0) -> Queries:
+    """End a step: the score observes, the policy decides, and the decision is applied.
+
+    ``place`` is the layer's where it has a cache to itself; layers that share one end together.
+    Return the last layer's output, over the kept entries if the policy evicts before attending.
+    """
+    group = layers.groups[place]
+    policy, cache, watch = layers.policy, group.cache, layers.watch
+    (step, group.step), decision, positions = (group.step, None), None, None
+    assert step is not None
+    if watch is not None:
+        positions = cache.positions.clone()
+    if step.waits:
+        group.waiting.append(step)
+    if not step.waits or len(group.waiting) == MOST_WAITING:
+        group.catch_up()
+    if not step.waits:
+        seen = _observe(group, step)
+        decision = decide(policy, seen, step.due) if any(step.due) else None
+        if watch is not None and decision is not None:
+            decision = decision.copied()
+        survivors = apply(policy, seen, decision)
+        if survivors is not None:
+            step.outputs = [survivors.to(step.outputs[0].dtype)]
+        if policy.ended(step.clock):
+            cache.release_state()
+    if watch is not None and positions is not None:
+        _show(group, watch, step, positions, decision)
+    output = step.outputs[-1]
+    step.blocks, step.view, step.outputs, step.attended = step.blocks[-1:], None, [], []
+    return output
+
+
+def _observe(group: Group, step: Step) -> Observation:
+    """Let the score observe a block, unless it did so part by part; return what it saw."""
+    seen = group.observation(step, step.clock, joined(step.queries))
+    seen.attended = Attended.of_all(step.attended)
+    if not step.observed and group.policy.observes(step.clock):
+        group.policy.score.observe(group.cache.state, seen)
+    return seen
 
 
 @dataclass(frozen=True)
@@ -89,53 +173,6 @@ class Decision:
     def copied(self) -> "Decision":
         """Return the decision with a copy of its scores, which may be a column of the cache."""
         return self if self.scores is None else replace(self, scores=self.scores.clone())
-
-
-def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attended, bool]:
-    """Let a long block attend, part by part: its attention is never in memory as a whole.
-
-    Return the output, what the score has still to be given, and whether it has observed the block.
-    """
-    needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
-    outputs, on_host, rows = [], [], policy.reads(seen.clock)
-    if rows == "all" and needs.sums is not None:
-        output, attended = attend_with_sums(needs.sums, seen.clock, seen.queries, view)
-        policy.score.observe(seen.cache.state, seen.part(slice(0, m), attended))
-        return output, Attended(), True
-    unread = rows != "all" and view.softcap is None
-    if unread:
-        outputs.append(attend_unread(seen.clock, seen.queries, view))
-    for part in [] if unread else parts(seen.queries, len(seen.cache)):
-        queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
-        output, attended = attend_as_needed(needs, rows == "all", queries, positions, view)
-        outputs.append(output)
-        if attended.weights is not None and policy.score.on_host:
-            on_host.append(attended.weights.cpu())
-        elif rows == "all":
-            policy.score.observe(seen.cache.state, seen.part(part, attended))
-    attended = Attended(torch.cat(on_host, dim=3) if on_host else None)
-    if rows == "last":
-        newest = seen.queries[:, :, :, -1:]
-        output, attended = attend_as_needed(needs, True, newest, None, view)
-        attended.output = output
-    return torch.cat(outputs, dim=3), attended, rows == "all" and not policy.score.on_host
-
-
-def reposition(queries: Queries, view: LayerView, block: Block) -> tuple[Queries, LayerView]:
-    """Rotate queries and keys to the index of their entry among the present ones."""
-    if block.rotate is None:
-        raise ValueError("reposition = True needs a model whose rotary embedding is known")
-    positions = view.positions
-    places = torch.arange(positions.shape[-1], dtype=torch.int32, device=positions.device)
-    index = torch.empty_like(positions).scatter_(
-        -1, positions.argsort(dim=-1), places.expand_as(positions)
-    )
-    index = index - (positions < 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
-    entries = (positions[:, :1] >= 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
-    shift = (entries - block.clock.seen)[..., None].expand(-1, 1, 1, queries.shape[3])
-    keys = block.rotate(view.keys, index - positions)
-    view = LayerView(view.cache, view.softcap, repositioned=True, read={"keys": keys})
-    return block.rotate(queries, shift), view
 
 
 def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision | None:
@@ -183,6 +220,9 @@ def plan(
         return clock.memo[key]
     leaving, room, shared = [], [], True
     for number, row in enumerate(clock.rows):
+        if number == cache.sequences and shared:  # layers that share a cache hold equally many
+            leaving, room = leaving * cache.layers, room * cache.layers
+            break
         entries = cache.counts[number] - cache.demoted[number]
         protected = policy.protect.count(row, entries)
         if protected is None and due[number]:
@@ -244,3 +284,66 @@ def attend_survivors(seen: Observation, keep: KeepSet) -> Queries:
         survivors = torch.where(total > 0, survivors / total, 0.0)
         outputs.append(weighted_values(survivors, seen.values))
     return torch.cat(outputs, dim=3)
+
+
+# --- long blocks, other positions, and who watches -----------------------------------------------
+
+
+def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attended, bool]:
+    """Let a long block attend, part by part: its attention is never in memory as a whole.
+
+    Return the output, what the score has still to be given, and whether it has observed the block.
+    """
+    needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
+    outputs, on_host, rows = [], [], policy.reads(seen.clock)
+    if rows == "all" and needs.sums is not None:
+        output, attended = attend_with_sums(needs.sums, seen.clock, seen.queries, view)
+        policy.score.observe(seen.cache.state, seen.part(slice(0, m), attended))
+        return output, Attended(), True
+    unread = rows != "all" and view.softcap is None
+    if unread:
+        outputs.append(attend_unread(seen.clock, seen.queries, view))
+    for part in [] if unread else parts(seen.queries, len(seen.cache)):
+        queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
+        output, attended = attend_as_needed(needs, rows == "all", queries, positions, view)
+        outputs.append(output)
+        if attended.weights is not None and policy.score.on_host:
+            on_host.append(attended.weights.cpu())
+        elif rows == "all":
+            policy.score.observe(seen.cache.state, seen.part(part, attended))
+    attended = Attended(torch.cat(on_host, dim=3) if on_host else None)
+    if rows == "last":
+        newest = seen.queries[:, :, :, -1:]
+        output, attended = attend_as_needed(needs, True, newest, None, view)
+        attended.output = output
+    return torch.cat(outputs, dim=3), attended, rows == "all" and not policy.score.on_host
+
+
+def reposition(queries: Queries, view: LayerView, block: Block) -> tuple[Queries, LayerView]:
+    """Rotate queries and keys to the index of their entry among the present ones."""
+    if block.rotate is None:
+        raise ValueError("reposition = True needs a model whose rotary embedding is known")
+    positions = view.positions
+    places = torch.arange(positions.shape[-1], dtype=torch.int32, device=positions.device)
+    index = torch.empty_like(positions).scatter_(
+        -1, positions.argsort(dim=-1), places.expand_as(positions)
+    )
+    index = index - (positions < 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
+    entries = (positions[:, :1] >= 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
+    shift = (entries - block.clock.seen)[..., None].expand(-1, 1, 1, queries.shape[3])
+    keys = block.rotate(view.keys, index - positions)
+    view = LayerView(view.cache, view.softcap, repositioned=True, read={"keys": keys})
+    return block.rotate(queries, shift), view
+
+
+def _show(
+    group: Group, watch: Watch, step: Step, positions: Positions, decision: Decision | None
+) -> None:
+    """Show copies of a step to who watches, layer by layer."""
+    decided = (None, None) if decision is None else (decision.scores, decision.protected)
+    for place, (block, output) in enumerate(zip(step.blocks, step.outputs, strict=True)):
+        first = place * group.cache.sequences
+        rows = slice(first, first + group.cache.sequences)
+        scores, protected = (None if each is None else each[rows] for each in decided)
+        copied = partial(group.cache.copied, place)
+        watch(block, StepResult(output, positions[rows], scores, protected, copied))

@@ -1,7 +1,7 @@
 """The attention and mask functions that compressed models call, registered with transformers.
 
 A layer's ``update`` only tags the keys with a ticket; by the ticket the attention function finds
-the layer, and `kvlab.fast.engine.layers` does everything else. Arguments and masks that these
+the layer, and `kvlab.fast.engine.step` does everything else. Arguments and masks that these
 functions do not know are refused, also in layers that are left alone: to drop an argument or a
 mask would give wrong text without an error.
 """
@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from kvlab.fast.engine.batch import BatchClock
-from kvlab.fast.engine.step import Block
+from kvlab.fast.engine.step import Block, attend
 from kvlab.fast.huggingface.cache import (
     IMPLEMENTATION,
     TICKET,
@@ -57,15 +57,15 @@ def attention(
     ticket = getattr(key, TICKET, None)
     if ticket is None:  # a layer whose entries no policy chooses: as transformers computes it
         options = {"scaling": scaling, "is_causal": is_causal, "softcap": softcap, "s_aux": s_aux}
-        attend = sdpa_attention_forward
+        theirs = sdpa_attention_forward
         if softcap is not None or s_aux is not None:
-            attend = sys.modules[type(module).__module__].eager_attention_forward
+            theirs = sys.modules[type(module).__module__].eager_attention_forward
             if attention_mask is None:
                 m, n = query.shape[2], key.shape[2]
                 attention_mask = query.new_ones((m, n), dtype=torch.bool).tril(n - m)
             least = max(torch.finfo(dtype).min for dtype in (query.dtype, torch.float32))
             attention_mask = query.new_zeros(()).masked_fill(~attention_mask, least)
-        return attend(module, query, key, value, attention_mask, **options)[0], None
+        return theirs(module, query, key, value, attention_mask, **options)[0], None
     if is_causal is None and attention_mask is None and query.shape[2] > 1:
         is_causal = getattr(module, "is_causal", True)  # as transformers' sdpa attention reads it
     _check_layer(module, ticket, is_causal, s_aux)
@@ -92,7 +92,7 @@ def attention(
         len(owner.layers),
     )
     layer.waiting = None
-    output = owner.compressed.attend(layer.place, block)
+    output = attend(owner.compressed, layer.place, block)
     return output.flatten(1, 2).transpose(1, 2).contiguous(), None
 
 

@@ -19,7 +19,7 @@ from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerMemory
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.engine.step import Watch
+from kvlab.fast.engine.step import Watch, begin
 from kvlab.fast.huggingface import saving
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.identity import adapted, adapters_used, writes_to
@@ -380,7 +380,8 @@ class CompressedCache(Cache):
                 self.policy, self.compressed = policy, self._layers_of(policy)
             self.clock.begin(prompts, inputs.device)
             self.read_with = writes_to(self.model)
-        if (used := adapters_used(self.adapted)) not in self.clock.adapters:
+        used = adapters_used(self.adapted) if self.adapted else ()
+        if used not in self.clock.adapters:
             self.clock.adapters += (used,)
         self.clock.note_call(inputs, real, given=self.begins)
         self.begins = False
@@ -388,11 +389,11 @@ class CompressedCache(Cache):
     def begin_block(self, real: Bool[Tensor, "N m"] | None, m: int) -> Int[Tensor, "N m"]:
         """Advance the clock by a block, and return the positions of its tokens."""
         self.block = self.clock.advance(real, m)
-        self.compressed.begin(self.block)
+        begin(self.compressed, self.block)
         return self.block.positions
 
-    def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
-        """Note that the block is done; refuse a model that did not attend through `attention`."""
+    def check_attended(self) -> None:
+        """Refuse a model that did not attend through `attention` in every layer."""
         self.check_open()
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
         here = self.model.config.get_text_config(decoder=True)._attn_implementation if idle else ""
@@ -415,7 +416,9 @@ class CompressedCache(Cache):
                 "gradient checkpointing in training drops the cache, and some models leave layers "
                 "out; kvlab compresses only calls in which every such layer takes part"
             )
-        self.compressed.finish()
+
+    def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
+        """Note that the block is done."""
         self.block = None
         if self.policy.specification.evicts and None in self.clock.first_evictions:
             early = self.policy.specification.evict_before_attend

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from kvlab.fast.engine.step import finish
 from kvlab.fast.huggingface.arguments import (
     BY_TOKEN,
     PER_TOKEN,
@@ -49,11 +50,16 @@ class Forward:
 
         @wraps(self.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs)
+            cache, given = self._given(args, kwargs)
+            with cache.used():
+                return self._run(cache, given)
 
         return forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _given(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[CompressedCache, dict[str, Any]]:
+        """Return the cache of a call, and its arguments by name; ValueError without our cache."""
         if torch.compiler.is_compiling():
             raise ValueError(
                 "a step of a compressed cache cannot be compiled as one graph (fullgraph = True): "
@@ -66,23 +72,35 @@ class Forward:
         cache = given.get("past_key_values")
         if not isinstance(cache, CompressedCache) or cache.attachment is not self.attachment:
             self._refuse_other_cache(given)
-        with cache.used():
-            return self._run(cache, given)
+        return cache, given
 
     def _run(self, cache: CompressedCache, given: dict[str, Any]) -> Any:
+        """Run the model on the tokens of a call, block by block."""
         stated = {name: value for name, value in given.items() if value is not None}
         inputs, real = self._checked(cache, stated)
-        m = inputs.shape[1]
         cache.begin(inputs, real)
+        outputs: Any = None
+        m, layers, logits = inputs.shape[1], cache.compressed, []
         if self.places_images and not_text(given):
             cache.model_counts_positions = True
         if "attention_mask" not in stated and cache.clock.padded and not cache.masks_nothing:
             given["attention_mask"] = cache.clock.mask_with(m).long()  # for layers left alone
         try:
-            outputs = self._run_blocks(cache, given, real, m)
+            for first in range(0, m, self.block_size or m):
+                last = min(first + (self.block_size or m), m)
+                with torch.inference_mode():
+                    outputs = self.forward(**self._block(cache, given, real, first, last, m))
+                    cache.check_attended()
+                    if layers.shared:
+                        finish(layers)
+                    cache.end_block(outputs.logits, last - first)
+                logits.append(outputs.logits)
         except BaseException:
             cache.broken = True
             raise
+        outputs = _ordinary(outputs)
+        if len(logits) > 1:
+            outputs.logits = torch.cat(logits, dim=1)[:, -(stated.get("logits_to_keep") or m) :]
         trains = self.model.training or "labels" in stated or inputs.requires_grad
         if trains and torch.is_grad_enabled():
             _refuse_gradients(outputs)
@@ -111,19 +129,7 @@ class Forward:
             self._check_positions(cache, stated, real, m)
         return inputs, real
 
-    def _run_blocks(
-        self, cache: CompressedCache, given: dict[str, Any], real: Tensor | None, m: int
-    ) -> Any:
-        outputs, logits, size = None, [], self.block_size or m
-        for first in range(0, m, size):
-            outputs = self._run_block(cache, given, real, first, min(first + size, m), m)
-            logits.append(outputs.logits)
-        assert outputs is not None
-        if len(logits) > 1:
-            outputs.logits = torch.cat([part for part in logits if part is not None], dim=1)
-        return outputs
-
-    def _run_block(
+    def _block(
         self,
         cache: CompressedCache,
         given: dict[str, Any],
@@ -131,12 +137,11 @@ class Forward:
         first: int,
         last: int,
         m: int,
-    ) -> Any:
+    ) -> dict[str, Any]:
+        """Begin a block, and return what the model is given for it; one logit at least."""
         part = None if real is None else real[:, first:last]
-        columns = cache.clock.columns
-        with torch.inference_mode():
-            positions = cache.begin_block(part, last - first)
-        block = dict(given)
+        columns, block = cache.clock.columns, dict(given)
+        positions = cache.begin_block(part, last - first)
         if last - first < m:
             for name in BY_TOKEN:
                 if block.get(name) is not None:
@@ -144,18 +149,13 @@ class Forward:
                     block[name] = block[name][(..., slice(first, last), *rest)]
             if block.get("attention_mask") is not None:
                 block["attention_mask"] = block["attention_mask"][:, : columns + last - first]
+            if "logits_to_keep" in self.taken:
+                keep = given.get("logits_to_keep") or m
+                block["logits_to_keep"] = min(last - first, max(1, last - (m - keep)))
         self._place(cache, block, positions, first_tokens=columns == 0)
-        wanted = self._logits_wanted(given, first, last, m)
-        if wanted is not None:
-            block["logits_to_keep"] = max(1, wanted)
         block["use_cache"] = True
         block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
-        with torch.inference_mode():
-            outputs = self.forward(**block)
-            cache.end_block(outputs.logits, last - first)
-        if wanted == 0 and last < m:
-            outputs.logits = None
-        return _ordinary(outputs)
+        return block
 
     def _place(
         self, cache: CompressedCache, block: dict[str, Any], positions: Tensor, first_tokens: bool
@@ -172,13 +172,6 @@ class Forward:
         routed = setting(self.configs, block, "output_router_logits", True)  # its loss reads a mask
         if cache.masks_nothing and single and not routed and "attention_mask" in self.taken:
             block["attention_mask"] = cache.no_mask(positions.device)
-
-    def _logits_wanted(self, given: dict[str, Any], first: int, last: int, m: int) -> int | None:
-        """Say how many logits at the end of a block the call asks for; None to change nothing."""
-        if last - first == m or "logits_to_keep" not in self.taken:
-            return None
-        keep = given.get("logits_to_keep", 0) or m
-        return min(last - first, max(0, last - (m - keep)))
 
     def _refuse_other_cache(self, given: dict[str, Any]) -> NoReturn:
         ids, running = given.get("input_ids"), getattr(self.attachment.of_thread, "runs", None)

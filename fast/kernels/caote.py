@@ -16,6 +16,9 @@ from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
 
+EXACT = "donot_use_mm_for_euclid_dist"
+"""How `torch.cdist` keeps the digits of small distances."""
+
 
 def eviction_errors(
     h: Float[Tensor, "N G k n"],
@@ -51,13 +54,6 @@ def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
     return torch.where(dominant, others, total - h)
 
 
-def distances(
-    point: Float[Tensor, "N G k d"], values: Float[Tensor, "N G n d"], norm: float
-) -> Float[Tensor, "N G k n"]:
-    """‖point − v_j‖ for every point of a head and every value."""
-    return torch.cdist(point, values, p=norm, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def eviction_error(
     h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], norm: float = 2
 ) -> Float[Tensor, "N G k n"]:
@@ -73,7 +69,7 @@ def eviction_error(
     others_output = torch.matmul(others, values)
     heaviest = values.gather(2, where.expand(*where.shape[:3], values.shape[3]))
     output = torch.addcmul(others_output, largest, heaviest)
-    error = h * distances(output, values, norm) / (1 - h)
+    error = h * torch.cdist(output, values, norm, EXACT) / (1 - h)
     apart = torch.linalg.vector_norm(heaviest - others_output / mass, norm, dim=-1, keepdim=True)
     exact = torch.where(mass > 0, largest * apart, torch.finfo(h.dtype).max)
     return torch.where(h > 0.5, exact, error)
@@ -92,7 +88,7 @@ def fast_eviction_error(
         entries = present.sum(dim=-1)[..., None, None].clamp(min=1)
         mean = (values * present[..., None]).sum(dim=2, keepdim=True) / entries
     rest = remaining_mass(h).clamp(min=torch.finfo(torch.float64).eps)
-    return h / rest * distances(mean, values, norm)
+    return h / rest * torch.cdist(mean, values, norm, EXACT)
 
 
 # --- in Triton ------------------------------------------------------------------------------------

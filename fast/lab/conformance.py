@@ -17,7 +17,7 @@ from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.observation import Attended, LayerView, Observation
 from kvlab.fast.engine.policy import Elapsed, Policy
-from kvlab.fast.engine.step import Block, decide
+from kvlab.fast.engine.step import Block, attend, begin, decide
 from kvlab.fast.engine.windows import max_pool, mean_pool
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.compression import compress
@@ -213,9 +213,8 @@ def _run(method, budget, queries, keys, values, blocks, confidence, prompt, soft
         done += m
         clock = _batch_clock(Clock(done, m, prompt))
         new = queries[None, :, :, part], keys[None, :, part], values[None, :, part]
-        layers.begin(clock)
-        layers.attend(0, Block(clock, 0, *new, confidence[None, :done], softcap=softcap))
-        layers.finish()
+        begin(layers, clock)
+        attend(layers, 0, Block(clock, 0, *new, confidence[None, :done], softcap=softcap))
     present = torch.stack([_marked(cache.positions[0], t) for _, cache in steps])
     found = {"output": torch.cat([output for output, _ in steps], dim=2), "present": present}
     return found | (_stored(layers.copies()[0]) if policy.precision.quantises else {})

@@ -19,7 +19,6 @@ from kvlab.fast.kernels.caote import (
     joined_by_norm,
     remaining_mass,
 )
-from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.keep import first_to_go
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
@@ -107,7 +106,7 @@ class EvictionError(Around[reference.EvictionError]):
         fast, norm, heads = options.fast, options.norm, options.heads
         joins_by_norm = heads == "l2" or (h.shape[2] == 1 and heads != "layer")
         plain = norm == 2 and joins_by_norm and not (fast and present is not None)
-        if plain and uses_triton(seen.queries):
+        if plain and seen.cache.triton:
             return eviction_errors(h, seen.view.column("values"), fast, output)
         if fast:
             per_head = fast_eviction_error(h, seen.values, present, norm)

@@ -18,7 +18,7 @@ from kvlab.fast import compress
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.layers import Layers
-from kvlab.fast.engine.step import Block
+from kvlab.fast.engine.step import Block, attend, begin, finish
 from kvlab.fast.methods import port
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
@@ -134,10 +134,11 @@ class Comparison:
 
     def feed(self, blocks: Sequence[Block]) -> None:
         """Let both sides take the blocks of all layers, and compare."""
-        self.layers.begin(blocks[0].clock)
+        begin(self.layers, blocks[0].clock)
         for place, block in enumerate(blocks):
-            self.layers.attend(place, block)
-        self.layers.finish()
+            attend(self.layers, place, block)
+        if self.layers.shared:
+            finish(self.layers)
 
     def compare(self, block: Block, result) -> None:
         """Let the reference take a block that the fast side has taken."""

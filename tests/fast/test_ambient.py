@@ -14,7 +14,7 @@ from tolerances import FLOAT32_SCORES
 from kvlab.fast import compress, methods
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.layers import Layers
-from kvlab.fast.engine.step import Block
+from kvlab.fast.engine.step import Block, attend, begin, finish
 from kvlab.fast.huggingface import agreement
 
 
@@ -83,11 +83,12 @@ def replayed(spec, steps, layers):
     for first in range(0, len(steps), layers):
         clock = steps[first][0].clock
         clock = BatchClock(clock.rows, clock.positions, clock.prompt)
-        engine.begin(clock)
+        begin(engine, clock)
         for place in range(layers):
             block, (*vectors, confidence), _ = steps[first + place]
-            engine.attend(place, Block(clock, block.layer, *vectors, confidence, layers=layers))
-        engine.finish()
+            attend(engine, place, Block(clock, block.layer, *vectors, confidence, layers=layers))
+        if engine.shared:
+            finish(engine)
     return found
 
 

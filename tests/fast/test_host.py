@@ -16,6 +16,7 @@ from test_differential import DTYPES, HEADS
 from kvlab.fast import compress
 from kvlab.fast.engine import host, port
 from kvlab.fast.engine.layers import Layers
+from kvlab.fast.engine.step import attend, begin
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.methods.caote import Caote, EvictionError
@@ -236,8 +237,8 @@ def test_rows_that_a_score_does_not_declare_are_nan(declared, known):
 
     spied = Layers(port.port(policy(Spy())), 1)
     for (block,) in random_blocks(3, HEADS["gqa"], [20], 2, 7, torch.float32):
-        spied.begin(block.clock)
-        spied.attend(0, block)
+        begin(spied, block.clock)
+        attend(spied, 0, block)
     assert rows == known
 
 
