@@ -12,6 +12,7 @@ from sampling import diagonal
 from tolerances import FLOAT64
 
 from kvlab.fast import compress
+from kvlab.fast.huggingface.clock import AHEAD
 from kvlab.reference import methods
 
 BUDGET = 12
@@ -127,3 +128,16 @@ def test_every_step_agrees_with_the_reference(spec, use, shorter):
     evicts = spec in (*BUDGETED, *SELF_SIZED) and spec != "full"
     assert comparison.found.evictions > 0 or not evicts
     assert comparison.found.coded > 0 or spec not in QUANTIZING
+
+
+def test_a_long_text_is_known_from_its_first_token_on():
+    """Its buffer has grown since the prompt."""
+    model = tiny("llama")
+    with compress(model, "h2o", BUDGET) as cache:
+        text = used(model, cache, (("whole", 14, AHEAD + 9),), (0,))
+        for column in (0, 13, 20):
+            other = text.ids.clone()
+            other[0, column] += 1
+            with pytest.raises(ValueError, match=f"another one from column {column} on"):
+                model.generate(other, past_key_values=cache, max_new_tokens=1, **GREEDY)
+        model.generate(text.ids, past_key_values=cache, max_new_tokens=1, **GREEDY)
