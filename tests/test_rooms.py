@@ -102,7 +102,8 @@ def test_no_function_but_kernels_is_too_long():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
         and not {"kernel", "common.kernel"} & set(map(ast.unparse, node.decorator_list))
-        and (node.end_lineno or 0) - node.body[0].lineno >= MOST_LINES_OF_A_FUNCTION
+        for first in [node.body[0] if path.parent.name == "commands" else node]
+        if (node.end_lineno or 0) - first.lineno >= MOST_LINES_OF_A_FUNCTION
     ]
     assert not found
 

@@ -12,9 +12,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NAV = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:")[2].partition("  - Methods:")[0]
+PATH = (*re.findall(r"(\S+)\.md\n", NAV), "methods", "results")
+"""The pages of the learner's path, in its order."""
 PAGES = [
     ROOT / f"{page}.py" if page.startswith("notebooks/") else ROOT / "docs" / f"{page}.md"
-    for page in (*re.findall(r"(\S+)\.md\n", NAV), "methods", "results")
+    for page in PATH
 ]
 READ = re.compile(r"^(?:# *)?read: (20\d\d-\d\d-\d\d [0-9a-f]{8})\n", re.MULTILINE)
 """In a page's source: when somebody read it as a newcomer, and a digest of the text then."""

@@ -98,7 +98,7 @@ class Storage:
         used: Bool[Tensor, "#N m"],
         counts: tuple[int, ...],
     ) -> None:
-        """Add slots at full precision; each sequence fills those that are ``used``, its count."""
+        """Add slots at full precision; ``used`` are those with a token, ``counts`` how many."""
         N, G, m, _ = vectors.shape
         slots = torch.arange(self.count, self.count + m, device=vectors.device)
         slots = torch.where(used[:, None], slots, EMPTY).expand(N, G, m)

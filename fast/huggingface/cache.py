@@ -396,13 +396,13 @@ class CompressedCache(Cache):
         """Refuse a model that did not attend through `attention` in every layer."""
         self.check_open()
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
-        here = self.model.config.get_text_config(decoder=True)._attn_implementation if idle else ""
-        if idle and here != IMPLEMENTATION:
-            raise ValueError(
-                f"attn_implementation was set to {here!r} inside compress(): set it before, or "
-                "after the context"
-            )
         if idle:
+            here = self.model.config.get_text_config(decoder=True)._attn_implementation
+            if here != IMPLEMENTATION:
+                raise ValueError(
+                    f"attn_implementation was set to {here!r} inside compress(): set it before, or "
+                    "after the context"
+                )
             raise UnsupportedModelError(
                 f"layer {idle[0]} gives its keys to the cache and not, as they are, to the "
                 "attention function that the model is configured with (DeepSeek's MLA expands "

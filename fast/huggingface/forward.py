@@ -81,13 +81,14 @@ class Forward:
         cache.begin(inputs, real)
         outputs: Any = None
         m, layers, logits = inputs.shape[1], cache.compressed, []
+        size = self.block_size or m
         if self.places_images and not_text(given):
             cache.model_counts_positions = True
         if "attention_mask" not in stated and cache.clock.padded and not cache.masks_nothing:
             given["attention_mask"] = cache.clock.mask_with(m).long()  # for layers left alone
         try:
-            for first in range(0, m, self.block_size or m):
-                last = min(first + (self.block_size or m), m)
+            for first in range(0, m, size):
+                last = min(first + size, m)
                 with torch.inference_mode():
                     outputs = self.forward(**self._block(cache, given, real, first, last, m))
                     cache.check_attended()

@@ -15,11 +15,10 @@ from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from reread import PATH
 
 SITE = Path(__file__).parents[2] / "site"
-NAV = (SITE.parent / "mkdocs.yml").read_text("utf-8").partition("nav:")[2]
-LEARN = re.findall(r"(\S+)\.md$", NAV.partition("  - Methods:")[0], re.MULTILINE)
-PATH = [f"{page}.html" for page in (*LEARN, "methods", "results")]
+LEARNED = [f"{page}.html" for page in PATH]
 pytestmark = pytest.mark.site
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1400, "height": 800}
@@ -152,7 +151,7 @@ def test_no_page_is_long_and_nothing_is_cut_off(visits):
 
 
 def test_the_path_of_a_learner_is_short(visits):
-    assert len(PATH) <= 15 and sum(visits[0][name][0]["words"] for name in PATH) <= 20_000
+    assert len(LEARNED) <= 15 and sum(visits[0][name][0]["words"] for name in LEARNED) <= 20_000
 
 
 @pytest.mark.parametrize("name", ["index.html", "playground/index.html"])

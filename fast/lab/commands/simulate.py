@@ -48,11 +48,10 @@ def simulate(
 
     A budget in percent is that share of the trace's tokens.
     """
-    recorded, file = load_trace(trace), trace.stat()
+    recorded = load_trace(trace)
     how = {"block_size": block_size, "threshold": threshold, "gap": gap, "exact": exact}
     asked = {"methods": read_methods(methods), "budgets": read_budgets(budgets, "50%", "70%")}
-    hashed = asked | how | {"file": (trace, file.st_size, file.st_mtime_ns)}
-    with reporting() as report, kept_steps("simulate", **hashed) as steps:
+    with reporting() as report, kept_steps("simulate", trace=trace, **asked, **how) as steps:
         found = simulation.simulate(
             recorded,
             asked["methods"],
