@@ -86,7 +86,7 @@ def differences(summary: TaskSummary, compared: Iterable[Pair]) -> Iterator[Diff
             if refusal := default.refusal or other.refusal:
                 raise ValueError(f"{each.option_run} did not run on every problem: {refusal}")
             found = (
-                Interval(*paired_difference(_values(default, name), _values(other, name)))
+                paired_difference(_values(default, name), _values(other, name))
                 for name in ("solved", "output_error", "kl")
             )
             share = float(np.mean(default.outcomes))

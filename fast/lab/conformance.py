@@ -235,10 +235,7 @@ def _batch_clock(clock: Clock) -> BatchClock:
 def _prepared(
     method: str, budget: int | None, given: Mapping[str, Any], before: bool = False
 ) -> tuple[Policy, Observation]:
-    """Fill a cache with a case's entries, all at full precision, and state.
-
-    ``before``: the state is that before the block, of older entries alone.
-    """
+    """Fill a cache with a case's entries and state, which may be those ``before`` the block."""
     policy, positions, block = get(method, budget), given["positions"], given["block"]
     (G, n), cache = positions.shape, policy.empty_cache()
     keys, values = (given.get(name, torch.zeros(G, n, 1)) for name in ("keys", "values"))
@@ -282,10 +279,7 @@ def _fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new
 
 @lru_cache(maxsize=4)
 def decoder(directory: str, sliding_window: int | None) -> PreTrainedModel:
-    """Return the model of a Hugging Face directory, with any window in every second layer.
-
-    Llama has no windows, so that such a model is built as a Qwen2, whose biases are set to 0.
-    """
+    """Return a model, with any window in every second layer: as a Qwen2, because Llama has none."""
     model, _ = load(directory, "float32", "cpu")
     if sliding_window is None:
         return model

@@ -29,7 +29,6 @@ OUTSIDE: dict[str, dict[str, Any]] = {
     "right": {"loc": "outside right upper"},
     "below": {"loc": "outside lower center", "ncols": 2},
 }
-"""Arguments of `Figure.legend` for legends outside the axes."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,7 @@ class Picture:
 def canvas(
     columns: int = 1, rows: int = 1, width: float = 7.5, height: float = 3.6, **subplots: Any
 ) -> "tuple[Figure, list[Axes]]":
-    """Return an empty drawing, whose width and height are in inches, and its axes, row by row.
-
-    ``subplots`` are further arguments of `matplotlib.figure.Figure.subplots`.
-    """
+    """Return an empty drawing, whose width and height are in inches, and its axes, row by row."""
     import matplotlib
     from cycler import cycler
     from matplotlib.figure import Figure

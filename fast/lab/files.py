@@ -31,10 +31,7 @@ def folder_of(path: Path) -> Iterator[None]:
 
 @contextmanager
 def write_completely(path: Path) -> Iterator[BinaryIO]:
-    """Write a file so that it is there completely or not at all, even after a power cut.
-
-    An OSError names the file.
-    """
+    """Write a file completely or not at all, even after a power cut; an OSError names the file."""
     unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
     with named(path), folder_of(path):
         try:

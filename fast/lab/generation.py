@@ -15,7 +15,6 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 
 Stopped = Callable[[], bool]
-"""Says whether a text is to end with the token that was just written."""
 
 
 class _Ends(StoppingCriteria):
@@ -68,9 +67,6 @@ def generate(
 
     The budget is entries, or percent of the prompt and ``max_new_tokens`` together. ``stopped``
     says after each token whether the text ends there.
-
-    Raises:
-        ValueError: if an argument is not allowed, or the tokenizer refuses the prompt.
     """
     check_at_least(1, max_new_tokens=max_new_tokens)
     inputs = encode_prompt(tokenizer, prompt, model.device)
@@ -126,9 +122,7 @@ def decoding_options(
 ) -> dict[str, Any]:
     """Return options with which ``model.generate`` writes as `kvlab.reference.generate` does.
 
-    The model writes the likeliest token, or draws at a temperature: penalties, top-k and top-p that
-    come with a model do not apply. A token that ends the model's texts ends this text, and so does
-    ``stopped``.
+    Penalties, top-k and top-p that come with a model do not apply. ``stopped`` ends the text.
     """
     own = model.generation_config
     end = own.eos_token_id

@@ -76,14 +76,8 @@ class CompressedLM(Base):
 
         ``feed`` is one of `kvlab.fast.lab.evaluate.likelihood.FEEDS`; ``device``, ``dtype`` and
         ``parallel`` are those of `kvlab.fast.models.loading.load`. Besides `OPTIONS`, which are of
-        lm-eval's own class, all options are hyper-parameters of the method. So
-        ``method=h2o@every=25,recent=8`` is understood although lm-eval cuts its arguments at
-        commas.
-
-        Raises:
-            ValueError: if the method, the budget, an option or the model is not allowed.
-            TypeError: if an option has the wrong type.
-            FileNotFoundError: if there is no such model.
+        lm-eval's own class, all options are hyper-parameters of the method: lm-eval cuts its
+        arguments at commas, and so ``method=h2o@every=25,recent=8``.
         """
         own = {name: options.pop(name) for name in OPTIONS & set(options)}
         try:
@@ -252,7 +246,6 @@ class EvaluatedRow(Row):
 
     figures: tuple[Figure, ...] = ()
     versions: Mapping[str, Any] | None = None
-    """Versions of the tasks."""
 
 
 def evaluate_tasks(
@@ -278,10 +271,6 @@ def evaluate_tasks(
     takes. None as ``limit`` takes all problems of a task, as ``fewshot`` as many examples as the
     task says; ``include_path`` is a folder of further tasks. ``report``, ``tell`` and ``steps`` are
     as in `kvlab.fast.lab.points.measure_points`.
-
-    Raises:
-        ValueError: if an argument is not allowed, a task is unknown, or no method could run.
-        FileNotFoundError: if there is no such model.
     """
     if not tasks:
         raise ValueError("tasks must name at least one")
@@ -309,10 +298,7 @@ def evaluate_tasks(
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:
-    """Find the tasks; lm-eval's own are read only if needed, because that takes ten seconds.
-
-    RULER's tasks make their texts with the tokenizer that the metadata name.
-    """
+    """Find the tasks; lm-eval's own are read only if needed, because that takes ten seconds."""
     if include_path is not None and not include_path.is_dir():
         raise ValueError(f"include_path = {include_path} must be a folder")
     folder = None if include_path is None else str(include_path)

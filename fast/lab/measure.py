@@ -135,11 +135,7 @@ def _memory_columns(
 
 
 def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
-    """Return the bytes of every sequence in all layers: of elements, and of scales and the like.
-
-    Bytes are those of the sequence's own entries, an unquantised element counted at 16 bits;
-    `CompressedCache.memory` says what is really allocated.
-    """
+    """Return the bytes ``[2, N]`` of elements and of scales that sequences' own entries have."""
     caches, sequences = cache.compressed.caches, len(cache.clocks)
     found = np.array([(_payload_bytes(each), _overhead_bytes(each)) for each in caches])
     return found.reshape(len(caches), 2, -1, sequences).sum(axis=(0, 2))

@@ -21,11 +21,7 @@ MOST_TOKENS = 200_000
 
 @dataclass(frozen=True)
 class Serving:
-    """What to plan for.
-
-    Raises:
-        ValueError: if a number is not allowed.
-    """
+    """What to plan for."""
 
     shape: Shape
     hardware: Hardware
@@ -59,7 +55,6 @@ class PlannedRow(Row):
     """Cache and state of one sequence at its fullest, 10⁹ bytes."""
     largest_batch: int | None = None
     batch: int | None = None
-    """Sequences for which memory and time are given."""
     memory_gb: float | None = None
     first_token_seconds: float | None = None
     step_milliseconds: float | None = None
@@ -92,10 +87,6 @@ def plan_methods(
 
     A method that cannot serve is refused in its row, and ``tell`` is called with each row as soon
     as it is there. The budget is entries, or percent of prompt and length together.
-
-    Raises:
-        ValueError: if a method, one of its options or the budget is not allowed, or no method can
-            serve.
     """
     entries = budget_entries(budget, serving.prompt + serving.length)
     full = Plan(
@@ -145,10 +136,7 @@ def _fitting(plan: Plan, batch: int | None) -> int:
 
 
 def pays_from(plan: Plan, full: Plan) -> int | None:
-    """Return after how many tokens, prompt included, ``plan`` has taken less time than ``full``.
-
-    The time is that of all written tokens so far. None if it is longer at the end.
-    """
+    """Return from how many tokens on, prompt included, ``plan`` stays ahead of ``full``."""
     longer = np.flatnonzero(plan.step_seconds.cumsum() >= full.step_seconds.cumsum())
     written = int(longer[-1]) + 2 if len(longer) else 1
     return plan.prompt + written if written <= plan.generated else None

@@ -37,10 +37,7 @@ ENTRIES = (
 
 
 def most_entries(kept: Real[Array, "layers steps"]) -> float:
-    """Return what tables call entries, of those that each layer keeps per KV head after each step.
-
-    The first step ends with the last token of the prompt.
-    """
+    """Return what tables call entries; the first step ends with the last token of the prompt."""
     return float(kept.mean(axis=0).max())
 
 
@@ -51,7 +48,6 @@ class After:
     count: int
     """How many were rated or written after at least one eviction; of answers: at least in part."""
     of: int
-    """How many were rated or written."""
     unit: str
     """tokens or answers."""
 
@@ -124,7 +120,6 @@ BUDGET_CAPTION = (
     f"{EXCEEDED}: held more entries than the budget, because it evicts only every few tokens or "
     "only after the prompt, or protects more entries"
 )
-"""What the mark means."""
 
 
 def budget_mark(row: Any) -> str:
@@ -143,7 +138,6 @@ NOTHING = "∅"
 """Marks a row that measures nothing."""
 
 AFTER_EVICTION = Column("after eviction", "after_eviction", lambda after: after.written, width=14)
-"""How often what is measured happened."""
 
 AFTER_CAPTION = (
     "after eviction: share of the rated tokens, or of the answers, that come after at least one "
@@ -171,11 +165,8 @@ def measure_points(
     """Measure every point: a method, and a budget if it takes one.
 
     ``measure`` returns a point's row, or raises what the module's docstring says; a row of the
-    class ``refused`` then says why. ``report`` is called before each point, ``tell`` with each row
-    as soon as it is there, and ``steps`` keeps the rows of methods that could run.
-
-    Raises:
-        ValueError: if no method could run.
+    class ``refused`` then says why. ``report`` is called before each point, ``tell`` with each row,
+    and ``steps`` keeps the rows of methods that could run. ValueError if none could.
     """
     asked, rows, steps = list(asked), [], steps or Steps()
     for number, (method, budget) in enumerate(asked):
@@ -197,11 +188,7 @@ def check_any(rows: Sequence[Row]) -> None:
 
 
 def points(specs: Sequence[str], budgets: Sequence[Budget]) -> Iterator[tuple[str, Budget | None]]:
-    """Pair each method with every budget; a method that takes no budget stands once, with None.
-
-    Raises:
-        ValueError: if a method is not allowed, or takes a budget and there is none.
-    """
+    """Pair each method with every budget, or with None; ValueError if it takes one and has none."""
     for spec in specs:
         if not takes_budget(spec):
             yield spec, None

@@ -11,10 +11,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def kvlab_conformance() -> Callable[..., Any]:
-    """Return a function that checks an implementation, and fails the test if it is wrong.
-
-    It takes what `kvlab.reference.conformance.check` takes, and returns the report.
-    """
+    """Return `kvlab.reference.conformance.check`; here it fails the test if anything is wrong."""
     from kvlab.reference.conformance import Report, check
 
     def run(method: str | None, implementation: Any, **options: Any) -> Report:

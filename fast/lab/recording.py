@@ -26,13 +26,8 @@ def record_trace(
     trace = record_trace(model, **tokenizer(text, return_tensors="pt"), max_new_tokens=90)
     ```
 
-    ``layers`` are the numbers of those to record; None records all full-attention layers. The
-    ``name`` in the trace is by default the one that the model was loaded by. ``inputs`` are what
-    ``model.generate`` is given; ``input_ids`` holds one sequence.
-
-    Raises:
-        ValueError: if there is more than one sequence, or the model, a layer or the type is not
-            allowed.
+    ``layers`` None records all full-attention layers; ``name`` is by default that by which the
+    model was loaded. ``inputs`` are those of ``model.generate``; ``input_ids`` holds one sequence.
     """
     check_choice(DTYPES, dtype=dtype)
     if (batch := len(inputs["input_ids"])) != 1:

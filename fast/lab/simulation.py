@@ -77,15 +77,10 @@ def simulate(
     report: Report = lambda done, total, what: None,
     steps: Steps | None = None,
 ) -> Simulation:
-    """Replay a trace under methods and budgets.
+    """Replay a trace under methods and budgets: entries, or percent of the trace's tokens.
 
-    A method that cannot work with the trace is refused in its row. Budgets are entries, or percent
-    of the trace's tokens; the options that follow are those of
-    `kvlab.reference.simulator.judge.judge`. ``report`` is called after each layer, and ``steps``
-    keeps what was found of it.
-
-    Raises:
-        ValueError: if an argument is not allowed, or no method can run.
+    A method that cannot work with the trace is refused in its row. The options that follow are
+    those of `kvlab.reference.simulator.judge.judge`; ``steps`` keeps what was found of each layer.
     """
     check_share(threshold=threshold)
     check_at_least(0, gap=gap)

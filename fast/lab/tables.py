@@ -17,7 +17,6 @@ from rich.markup import escape as escape_rich
 from rich.table import Table as RichTable
 
 MISSING = "–"
-"""Stands in a cell that has no figure."""
 LONG = 32
 """In a terminal, columns of figures break into lines only if a cell has more characters."""
 WIDE = 200
@@ -75,7 +74,6 @@ class Column:
     format: str | Callable[[Any], str] = ""
     """How a value is written: a specification for Python's `format`, or a function."""
     bold: Callable[[Any], bool] = lambda row: False
-    """Says in which rows the cell stands out."""
     width: int = 9
     """Characters, where rows are printed one by one; the first column has 20."""
 
@@ -96,10 +94,7 @@ def _field(row: Any, name: str, *default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text.
-
-    A row that is shorter than the columns says in its last cell why it has no figures.
-    """
+    """Cells of text; a row that is too short says in its last cell why it has no figures."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -180,8 +175,7 @@ class Table:
 def tabulate(rows: Iterable[Any], columns: Sequence[Column], words: int = 1) -> Table:
     """Make a table of dataclasses or dictionaries; ``words`` columns from the left hold words.
 
-    A row with a field ``refusal`` that is not None keeps its cells up to the first missing one;
-    the reason follows.
+    A row with a ``refusal`` keeps its cells up to the first missing one; the reason follows.
     """
     made: list[tuple[Cell, ...]] = []
     for row in rows:

@@ -50,8 +50,7 @@ def _lines() -> Iterator[Callable[[str], None]]:
 def reporting(transient: bool = False) -> Iterator[Report]:
     """Show on stderr what a computation reports: a bar on a terminal, else a line now and then.
 
-    A transient bar leaves nothing behind. What is printed meanwhile appears above the bar, and goes
-    into a pipe if stdout is one.
+    What is printed meanwhile appears above the bar, and goes into a pipe if stdout is one.
     """
     bar = Progress(
         TextColumn("{task.description}"),

@@ -37,7 +37,6 @@ class Source:
     """A text to continue, or a trace, on which methods are recorded."""
 
     name: str
-    """Name of the model."""
     record: Callable[..., Run]
     """Called with a policy and the keyword arguments that both `record_generation` and
     `record_replay` take."""
@@ -80,9 +79,6 @@ def record_methods(
     A method that cannot run is refused in its row, and ``tell`` is called with each row as soon as
     it is there. The budget is entries, or percent of what the full cache holds in the end. More
     ``most_values``, entries in the snapshots of a method, make a page finer, and larger.
-
-    Raises:
-        ValueError: if an argument is not allowed, or no method can run.
     """
     check_at_least(0, threshold=threshold)
     check_at_least(1, most_values=most_values, block_size=1 if block_size is None else block_size)
@@ -110,10 +106,7 @@ def record_methods(
 
 
 def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
-    """Let an embedded model run a short held-out jump program, and grade what it writes.
-
-    The errors are those of `text_source`.
-    """
+    """Let an embedded model run a short held-out jump program, and grade what it writes."""
     problem = jumps.held_out(number + 1, size=SIZES[250])[number]
     return text_source(
         problem.prompt,
@@ -124,10 +117,7 @@ def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
 
 
 def needle_source(directory: Path, number: int = 0, max_new_tokens: int = 128) -> Source:
-    """Let a model that reads English find a number at the beginning of a passage of the novel.
-
-    The errors are those of `text_source`.
-    """
+    """Let a model that reads English find a number at the beginning of a passage of the novel."""
     problem = needle.haystacks(NEEDLES * (number + 1), 0, WORDS, NEEDLES)[NEEDLES * number]
     tokens = len(load_tokenizer(directory).encode(problem.solution).ids)
     found = partial(needle.is_found, problem)
@@ -140,13 +130,9 @@ def text_source(
     max_new_tokens: int = 192,
     solved: Callable[[str], bool] | None = None,
 ) -> Source:
-    """Let the model in a directory of Hugging Face, which the reference can read, continue a text.
+    """Let a model in a directory, which the reference can read, continue a text.
 
     ``solved`` says whether what is written is right.
-
-    Raises:
-        FileNotFoundError: if the model directory is incomplete.
-        ValueError: if ``max_new_tokens`` is below 1.
     """
     check_at_least(1, max_new_tokens=max_new_tokens)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
@@ -156,13 +142,10 @@ def text_source(
 
 
 def trace_source(path: Path, directory: Path | None = None) -> Source:
-    """Ask methods about a recorded generation.
+    """Ask methods about a recorded generation; ValueError if its tokens are not the tokenizer's.
 
-    The tokenizer of the model in ``directory`` gives the texts of the tokens; None: the embedded
-    model's if the trace is of one, else token ids stand for texts.
-
-    Raises:
-        ValueError: if the file is no trace, or its tokens are not the tokenizer's.
+    ``directory`` has a tokenizer, which gives the texts of the tokens; None: the embedded model's
+    if the trace is of one, else token ids stand for texts.
     """
     recorded = load_trace(path)
     name = recorded.metadata.model

@@ -20,7 +20,8 @@ from study.stored import REAL, stored_file, stored_summary
 def observed(place, figures):
     kind, _, figure = figures.partition(": ")
     texts = stored_file(f"observations_{REAL}")["texts"]
-    return mean_interval([each["figures"][figure] for each in texts if each["kind"] == kind])
+    own = [each["figures"][figure] for each in texts if each["kind"] == kind]
+    return vars(mean_interval(own)).values()
 
 
 def output_error(place, name):
@@ -30,7 +31,7 @@ def output_error(place, name):
     found = stored_file(f"output_errors_{asked[1]}{rounded}")
     rows = {row["method"]: row["figures"] for row in found["rows"]}
     first, *second = (np.array(rows[each]["output_error"]) for each in name.split(" less "))
-    return mean_interval(list(first - sum(second)))
+    return vars(mean_interval(list(first - sum(second)))).values()
 
 
 def of_sweep(place, name):
@@ -42,7 +43,7 @@ def of_sweep(place, name):
     assert name == "full" or "own rule" in place.where or points[0].budget == budget, name
     if "error" in place.what or points[1:]:
         first, *second = (np.array(x.losses or x.figures["output_error"]) for x in points)
-        return mean_interval(list(first - sum(second)))
+        return vars(mean_interval(list(first - sum(second)))).values()
     (point,) = points
     shown = point.accepted or point.nats
     if shown is None:

@@ -37,7 +37,6 @@ class Setting:
     entries: int | None
     """Entries that every compressed contender keeps, per head."""
     cpu_time: bool = False
-    """Whether to measure the CPU time of the process, not the time on the clock."""
 
 
 def stock(setting: Setting) -> Contender:
@@ -93,10 +92,7 @@ class KvpressWorker:
 def kvpress(
     worker: KvpressWorker, setting: Setting, press: str | None = None, interval: int | None = None
 ) -> Contender:
-    """Return a press of kvpress under its DecodingPress.
-
-    Without a press it is transformers' full cache, in kvpress's environment.
-    """
+    """Return a press under kvpress's DecodingPress; without one, its full cache of transformers."""
     about = {"press": press, "interval": interval, "entries": setting.entries}
     about |= {"cpu_time": setting.cpu_time}
 

@@ -53,7 +53,6 @@ OTHERS = (
 RPC, KIVI, DDKS and DesireKV take no budget."""
 IN_BLOCKS = ("h2o", "tova")
 BLOCK = 256
-"""Tokens of a prompt that are read at a time by the methods `IN_BLOCKS`."""
 LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
 """Presses at LazyEviction's interval. LazyEviction keeps a record of attention between its events;
 no press does: SnapKV and TOVA compute the attention of their last 16 queries or last query anew,
@@ -76,7 +75,6 @@ class Part:
     presses: tuple[tuple[str, int], ...]
     repeats: int
     entries: int = ENTRIES
-    """Entries that every compressed contender keeps, per head."""
     warm_up: int | None = None
     """Tokens of the round that is not timed; None: as many as in timed rounds."""
     at_end: bool = False
@@ -89,10 +87,7 @@ class Part:
 
 
 def constant(stretch: int, repeats: int) -> Part:
-    """Return steps with `ENTRIES` entries throughout: compressed caches are full from the start.
-
-    A full cache holds as many on average, half of ``stretch`` fewer at first and more in the end.
-    """
+    """Return steps with `ENTRIES` entries throughout; a full cache holds as many on average."""
     full, compressed = (Run(entries, stretch) for entries in (ENTRIES - stretch // 2, ENTRIES))
     methods, presses = (*PER_STEP, LAGGED), (*PER_STEP_PRESSES, *LAGGED_PRESSES)
     return Part("constant", False, full, compressed, methods, presses, repeats)

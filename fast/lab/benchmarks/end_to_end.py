@@ -68,10 +68,7 @@ def _latencies(model: Any, lengths: list[int], once: Once) -> Iterator[dict[str,
 
 
 def _capacity(contender: Contender, tokens: int, most: int) -> dict[str, Any]:
-    """Return the largest batch of a method, at most ``most``, exact to an eighth; {} if none fits.
-
-    ``tokens_per_second`` are those of all sequences together, ``cache_bytes`` those at the end.
-    """
+    """Return what the largest batch that fits writes, exact to an eighth; {} if none fits."""
     contender.measured(Run(PROMPT, min(tokens, WARM_UP)), False)
     best: dict[str, Any] = {}
     batch, too_many = 1, most + 1

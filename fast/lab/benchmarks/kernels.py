@@ -46,7 +46,6 @@ TOKENS_TOGETHER = 32
 ROWS = 1024
 """Rows of a block of the prompt, for its attention and the prefill scores."""
 PLAIN, WITH_SCORES = "decode attention, no scores", "decode attention, probabilities"
-"""Names of the cases that attention to tables is compared with."""
 FLUSHED = 2**28
 """Bytes written before every run: more than any processor's cache."""
 HEAD_START = 2_000_000

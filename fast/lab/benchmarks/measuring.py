@@ -12,7 +12,6 @@ from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.terminal import print_aside, refuse
 
 Once = Callable[[str, Callable[[], Any]], Any]
-"""Returns what was measured under a name, or lets it be measured now."""
 
 
 @contextmanager
@@ -21,13 +20,8 @@ def measuring(
 ) -> Iterator[Once]:
     """Keep measurements beside a result until it is written, which is when the context ends.
 
-    What another command, machine or version measured there is refused.
-
-    Args:
-        out: file of the result; None keeps nothing, because there is no place for it.
-        asked: what the benchmark was asked for.
-        device: where it runs.
-        total: number of measurements, for who waits.
+    What another command, machine or version measured there is refused. ``asked`` is what the
+    benchmark was asked for, ``total`` the number of measurements; without ``out`` nothing is kept.
     """
     path = None if out is None else out.with_name(f"{out.name}.part")
     steps, numbers = Steps(path), count(1)

@@ -19,11 +19,8 @@ class Run:
     """One generation."""
 
     prompt: int
-    """Tokens of the prompt."""
     tokens: int
-    """Tokens to write."""
     batch: int = 1
-    """Sequences."""
 
 
 Holds = tuple[int, int]
@@ -39,11 +36,9 @@ class Outcome:
     rest: float
     """Seconds from the first token to the last."""
     tokens: int
-    """Tokens that were written, of each sequence."""
     entries: int = 0
     """Entries of the fullest head in the end, or the most that a watched cache ever held."""
     bytes: int = 0
-    """Bytes of the cache at the same time."""
     wall: float = 0.0
     """Seconds on the clock from the first token to the last, where ``rest`` is CPU time."""
 
@@ -134,8 +129,7 @@ def measure(
 ) -> Outcome:
     """Generate once with an empty cache; say how long it took, and what the cache held.
 
-    ``watched``: read the cache between any two tokens, which takes time; else only at the end. CPU
-    time is for a machine that other processes may use.
+    ``watched``: read the cache between any two tokens, which takes time; else only at the end.
     """
     clock = time.process_time if cpu_time else time.perf_counter
     times: list[tuple[float, float]] = []

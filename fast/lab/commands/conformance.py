@@ -48,7 +48,6 @@ app = Typer(
 )
 
 MOST_NAMES = 12
-"""How many targets without a test the report names at most."""
 
 
 File = Annotated[Path | None, Argument(help="Python file that defines IMPLEMENTATIONS.")]

@@ -31,7 +31,6 @@ WORKERS: Mapping[str, tuple[str, ...]] = {
     "openvino": (sys.executable, "-I", str(HERE / "openvino_worker.py")),
     "llama.cpp": ("node", str(HERE / "llama_cpp_worker.mjs")),
 }
-"""Command that runs each engine; the folder follows."""
 
 
 def folder(engine: str) -> Path:

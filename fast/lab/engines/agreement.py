@@ -78,7 +78,6 @@ SETTINGS: Mapping[str, tuple[Setting, ...]] = {
         Setting("q4_0", Q4, None, {"type": "Q4_0"}, 0.005, True),
     ),
 }
-"""What is checked of each engine."""
 
 
 @torch.inference_mode()
@@ -87,8 +86,7 @@ def compare(model: Any, spec: str, budget: int | None, text: Mapping[str, Any]) 
 
     Return how many ``tokens`` there are, how many ``agreed`` before the first of a prompt that is
     worse than the best by more than `TIE`, and the largest such ``gap`` with its ``prompt`` and
-    ``step``; of log-probabilities, if the engine tells, ``mean`` and ``largest`` difference; and
-    ``after_eviction``, how many tokens come after an eviction, if the specification evicts.
+    ``step``; ``mean`` and ``largest`` difference of log-probabilities; and ``after_eviction``.
     """
     wanted, block = torch.tensor(text["tokens"]), torch.tensor(text["prompts"])
     best, found = torch.empty(wanted.shape), torch.empty(wanted.shape)

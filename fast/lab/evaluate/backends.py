@@ -18,13 +18,11 @@ from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer, load_tokenizer
 
 Texts = Sequence[Sequence[int]]
-"""Token ids of several texts."""
 
 Logits = Sequence[np.ndarray] | None
 """What a run with the full cache returned for each text; None: this run is the yardstick."""
 
 Measured = tuple[Measurement, np.ndarray]
-"""A measurement, and the logits ``[steps, vocab]``."""
 
 NAMES = ("fast", "reference")
 
@@ -38,10 +36,7 @@ def default_backend() -> str:
 
 
 def load_backend(name: str, model: str | Path, **how: str | None) -> "Backend":
-    """Load a model; ``how``, of the fast backend, as `kvlab.fast.models.loading.load` takes it.
-
-    FileNotFoundError if its directory is incomplete.
-    """
+    """Load a model; ``how`` goes to `kvlab.fast.models.loading.load`, where the backend is fast."""
     check_choice(NAMES, backend=name)
     return FastBackend(model, **how) if name == "fast" else ReferenceBackend(model)
 
@@ -79,10 +74,7 @@ def dtype_of(model: str | Path, backend: str) -> str:
 
 
 def load_encoder(model: str | Path, backend: str) -> Callable[[str], list[int]]:
-    """Return what turns text into token ids, without loading the model.
-
-    FileNotFoundError if the directory has no tokenizer, ValueError if that cannot be loaded.
-    """
+    """Return what turns text into token ids, without loading the model."""
     if backend == "reference" or Path(model).is_dir():
         tokenizer = load_tokenizer(model)
         return lambda text: tokenizer.encode(text).ids
@@ -98,7 +90,6 @@ class Request:
 
     prompts: Texts
     limit: int
-    """Tokens to write at most."""
     stop: int | None
     """Token that ends an answer; None: only the limit does."""
     solutions: Texts | None = None
@@ -140,10 +131,7 @@ class Backend(ABC):
 
     @abstractmethod
     def write(self, policy: Policy, request: Request) -> list[Answer]:
-        """Return what is written after each prompt.
-
-        ValueError if the policy does not fit the prompts, or the backend cannot do it.
-        """
+        """Return what is written after each prompt; ValueError if the policy does not fit them."""
 
     @abstractmethod
     def measure(

@@ -55,10 +55,7 @@ def controls_of(specs: Sequence[str]) -> tuple[str, ...]:
 
 
 def matched(specs: Sequence[str], among: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair methods with their matched controls, where those are among other methods.
-
-    `paired_tests` of such pairs says what methods gain: the control is first, the method second.
-    """
+    """Pair methods' matched controls, which come first, with them, if those are among others."""
     found = []
     for spec in specs:
         if evicts(spec) and not is_control(spec):

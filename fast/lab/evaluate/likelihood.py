@@ -43,7 +43,6 @@ class Likelihood:
     logprobs: Float[np.ndarray, " t"]
     """Log-probability of each token, in nats."""
     greedy: Bool[np.ndarray, " t"]
-    """Whether the token is the likeliest."""
     entries: float
     """As `kvlab.fast.lab.points.ENTRIES` says."""
     nbytes: float
@@ -65,13 +64,9 @@ def likelihoods(
 ) -> list[Likelihood]:
     """Rate passages; every batch gets a fresh cache, and those whose budgets differ run apart.
 
-    ``budgets`` are those of the passages in entries, None for methods that take none.
-    ``block_size`` None reads at once what is read as a prompt. ``report`` is called after each
-    batch with the number of passages that are rated.
-
-    Raises:
-        ValueError: if a part of a passage is empty, ``feed`` is unknown, or the policy does not fit
-            the prompts.
+    ``budgets`` are in entries. ``block_size`` None reads at once what is read as a prompt.
+    ``report`` is called after each batch with the number of passages that are rated. ValueError if
+    a part of a passage is empty, or the policy does not fit the prompts.
     """
     check_choice(FEEDS, feed=feed)
     if not all(len(each.prompt) and len(each.rated) for each in passages):
@@ -131,10 +126,9 @@ def rate(
 def cut_windows(
     tokens: Sequence[int], window: int, prompt: int, most: int | None = None
 ) -> list[Passage]:
-    """Cut a text into passages of ``window`` tokens, the first ``prompt`` of which are not rated.
+    """Cut a text into windows, the first ``prompt`` tokens of each not rated; the rest is left out.
 
-    The rest at the end is left out, and what is beyond ``most`` passages. ValueError if a number is
-    not allowed, or the text does not fill a window.
+    ValueError if a number is not allowed, or the text does not fill a window.
     """
     check_at_least(2, window=window)
     check_between(1, window - 1, prompt=prompt)
@@ -204,10 +198,7 @@ def _held(
 def _rate(
     logits: Float[Tensor, "N t vocab"], targets: Int[Tensor, "N t"]
 ) -> tuple[Float[Tensor, "N t"], Bool[Tensor, "N t"]]:
-    """Return each target's log-probability, and whether it is the likeliest token.
-
-    The work is done for 64 positions at a time, to save memory.
-    """
+    """Rate targets, and say which are the likeliest; 64 positions at a time, to save memory."""
     logprobs, greedy = [], []
     for some, wanted in zip(logits.split(64, dim=1), targets.split(64, dim=1), strict=True):
         rows = torch.log_softmax(some.to(torch.promote_types(some.dtype, torch.float32)), -1)

@@ -21,9 +21,8 @@ def haystack(
 ) -> tuple[list[int], list[int]]:
     """Hide a secret number in a text; return the prompt that asks for it and the answer, as ids.
 
-    Of ``hay`` a part that ``seed`` draws is taken, so that the whole prompt has at most ``length``
-    tokens; ``depth`` is the share of the text before the needle. ValueError if the length leaves no
-    room for a text, or the text is too short.
+    ``seed`` draws the part of ``hay`` with which the whole prompt has at most ``length`` tokens;
+    ``depth`` is the share of it before the needle. ValueError if either is too short.
     """
     straw = _straw(tokenizer, hay)
     if len(straw) < length:

@@ -63,11 +63,10 @@ class ForeseenInBatch(Score[Foreseen]):
 
 
 def oracle_policy(next_uses: Sequence[Int[Array, "_ _"]], budget: int, recent: int) -> Policy:
-    """Return the policy that evicts the entry whose next use is the latest.
+    """Return the policy that evicts what is used last next, of unused entries the oldest.
 
-    Of the entries that no query uses any more, the oldest is evicted first, so that the remaining
-    room holds the newest steps completely. ``next_uses`` are those of a batch's problems, in order;
-    see `kvlab.reference.tasks.jumps_oracle`. The ``recent`` newest entries are protected.
+    ``next_uses`` are those of a batch's problems, see `kvlab.reference.tasks.jumps_oracle`. The
+    ``recent`` newest entries are protected.
     """
     longest = max(map(len, next_uses))
     unused = 2 * longest - np.arange(longest, dtype=np.int32)

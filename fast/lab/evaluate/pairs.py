@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kvlab.fast.lab.evaluate.statistics import (
+    LEVEL,
     Interval,
     holm,
     mcnemar,
@@ -16,9 +17,6 @@ from kvlab.fast.lab.evaluate.statistics import (
 )
 from kvlab.fast.lab.points import ORACLE, MeasuredRow
 from kvlab.fast.lab.tables import Column
-
-LEVEL = 0.95
-"""Level of every interval; tests are called significant below 1 − LEVEL."""
 
 Values = Sequence[bool] | Sequence[float]
 """A measure on every unit (problem, window, haystack), in the same order for all methods."""
@@ -64,7 +62,6 @@ class Test:
     p_adjusted: float
     """The p-value after Holm's correction over all tests of the measure."""
     verdict: str
-    """The better method, if the test shows one."""
 
 
 def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> None:
@@ -79,10 +76,7 @@ def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> Non
 def paired_tests(
     rows: Sequence[MeasuredRow], names: Sequence[tuple[str, str]], measure: Measure
 ) -> list[Test]:
-    """Test pairs of methods at every budget that both have; Holm adjusts all p-values together.
-
-    Rows that measure nothing are left out.
-    """
+    """Test pairs at every budget that both have, unless one measures nothing; Holm adjusts all."""
     ran = [
         row
         for row in rows
@@ -108,9 +102,9 @@ def _test(
     one, other, only = measure.values(first), measure.values(second), (None, None)
     if isinstance(one[0], bool):
         only = _alone(one, other)
-        difference = paired_shares(*only, len(one), LEVEL)
+        difference = paired_shares(*only, len(one))
     else:
-        difference = paired_difference(one, other, LEVEL)
+        difference = paired_difference(one, other)
     better = max((first, second), key=measure.goodness).method
     return Test(
         measure=measure.name,
@@ -122,7 +116,7 @@ def _test(
         second_mean=fmean(other),
         only_first=only[0],
         only_second=only[1],
-        difference=Interval(*difference),
+        difference=difference,
         p=p,
         p_adjusted=adjusted,
         verdict=better if adjusted < 1 - LEVEL else "no difference shown",
@@ -144,8 +138,7 @@ def _p_value(one: Values, other: Values) -> float:
 def leaders(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, frozenset[str]]:
     """Return per budget the methods that are not significantly worse than the best.
 
-    If the best has no yes, the set is empty. Rows that measure nothing, and the oracle's, do not
-    count.
+    There are none if the best has no yes. The oracle, and rows that measure nothing, do not count.
     """
     counted = [row for row in rows if measure.values(row) and row.method != ORACLE]
     counted = [row for row in counted if not row.measures_nothing]
@@ -202,7 +195,6 @@ TESTS_CAPTION = (
     "signs. Both p are two-sided; Holm: adjusted over all rows of the measure. The intervals are "
     "not adjusted."
 )
-"""What the columns of the table of tests mean."""
 
 
 def _mean(test: Test, mean: float) -> str:

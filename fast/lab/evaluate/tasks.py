@@ -33,7 +33,6 @@ class Outcome:
 
 
 Encode = Callable[[str], list[int]]
-"""Turns text into token ids."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ class Task(ABC):
     def asks_after(self) -> bool:
         """Whether a prompt's text is compressed before the question about it is known.
 
-        Such problems have a ``context`` and a ``question``, which follows it. Those that stand
-        beside each other and have the same context share its cache.
+        Such problems have ``context`` and ``question``; neighbours of one context share a cache.
         """
         return False
 
@@ -97,10 +95,7 @@ class Task(ABC):
         """Grade what was written after the prompt of one of the problems."""
 
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
-        """Put problems into token ids; a text that is compressed first is encoded by itself.
-
-        Only a `Rated` task needs the ``tokenizer``, which is one of transformers.
-        """
+        """Put problems into token ids; only a `Rated` task needs the ``tokenizer``."""
         found = []
         for number, problem in enumerate(self.problems(count, seed)):
             each: Any = problem
@@ -232,7 +227,7 @@ MOST = 0.9
 
 @dataclass(frozen=True)
 class Rated(Task):
-    """Texts of which a part is rated: how likely a model finds it. Nothing is written.
+    """Texts of which a part is rated; nothing is written.
 
     With `one_answer`, a text counts as solved if every token that it asks for is the likeliest.
     """
@@ -257,10 +252,7 @@ class Rated(Task):
         raise ValueError("nothing is written that could be graded")
 
     def block_for(self, questions: Sequence[Question], budgets: Collection[int]) -> int:
-        """Return the largest block, up to `block_size`, in which methods evict before they rate.
-
-        At least `MOST` of the tokens that can come after an eviction do, at every budget.
-        """
+        """Return the largest block in which `MOST` of the tokens come after an eviction."""
 
         def after(budget: int, size: int) -> int:
             first = (budget // size + 1) * size
@@ -355,10 +347,7 @@ class Haystack(Rated):
 
 @dataclass(frozen=True)
 class Definitions(Rated):
-    """Definitions in problems of chained arithmetic; each problem asks for one of its own.
-
-    A definition is found if its step of the solution is. The whole solution is rated.
-    """
+    """Definitions in problems of chained arithmetic; found if its step of the rated solution is."""
 
     one_answer = True
 
@@ -428,7 +417,6 @@ TASKS: Mapping[str, type[Task]] = {
     "definition": Definitions,
     "chat": Chat,
 }
-"""Kinds of tasks by name."""
 
 
 @cache

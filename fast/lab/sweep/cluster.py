@@ -28,7 +28,6 @@ from kvlab.reference.methods import discover_again
 from kvlab.reference.outside import OUTSIDE, named
 
 ADDRESS = "RAY_ADDRESS"
-"""Environment variable that names the cluster."""
 
 PATIENCE = 10.0
 """Seconds until a cluster that does not answer counts as not there."""
@@ -45,10 +44,9 @@ def on_cluster(
 ) -> Iterator[Done]:
     """Do jobs on the cluster that ``RAY_ADDRESS`` names; without it, on one made for this run.
 
-    ``workers`` None does as many jobs at a time as the cluster has room for. ``gpus`` are per job,
-    parts allowed; None asks for 1 if the cluster has any. ConnectionError if the cluster cannot be
-    reached, or cannot run kvlab; ValueError if no worker fits it, or a node has another version of
-    kvlab.
+    ``workers`` None does as many jobs at a time as fit; ``gpus`` are per job, parts allowed, None
+    asks for 1 if there is any. ConnectionError if the cluster cannot be reached, or cannot run
+    kvlab; ValueError if no worker fits it, or a node has another version of kvlab.
     """
     with connected():
         gpus = gpus_per_worker(gpus)
@@ -112,10 +110,7 @@ def _found(reference: Any) -> list[Result] | Failure | None:
 def run_job(
     job: Job, do: Any, theirs: dict[str, str | None], outside: str
 ) -> list[Result] | Failure:
-    """Do a job, in a process of the cluster whose versions have to be those of the driver.
-
-    Methods from ``outside`` have to be in the same places as on the driver's machine.
-    """
+    """Do a job in a process of the cluster, where versions and places are those of the driver."""
     if os.environ.get(OUTSIDE, "") != outside:
         os.environ[OUTSIDE] = outside
         discover_again()

@@ -25,7 +25,6 @@ from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import model_location
 
 Tell = Callable[[Point], None]
-"""Called with every point as soon as it is complete."""
 
 HELD = (
     Column("entries", lambda point: point.mean("entries"), ".0f"),
@@ -43,7 +42,6 @@ COLUMNS = (
     AFTER_EVICTION,
     Column("ms", "seconds_per_token", lambda seconds: seconds.written(".1f", scale=1000), width=18),
 )
-"""What a comparison says of a point."""
 
 
 def columns_of(sweep: Sweep) -> tuple[Column, ...]:
@@ -55,11 +53,7 @@ def columns_of(sweep: Sweep) -> tuple[Column, ...]:
 def compare(
     sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
 ) -> Results:
-    """Run a sweep of one model and one task in memory, whose ``summary`` says what was found.
-
-    The arguments and errors are those of `run_in_memory`; with ``measured`` 0, all problems are
-    measured. ValueError also if there is more than one model or task, or no method could run.
-    """
+    """Run a sweep of one model and one task as `run_in_memory`; by default measure all problems."""
     part, *others = sweep.parts
     if others or len(part.models) > 1:
         raise ValueError(
@@ -80,15 +74,9 @@ def run_in_memory(
 ) -> Results:
     """Do all jobs of a sweep, point by point, and keep what they find.
 
-    Args:
-        workers: processes, each of one thread; 0 computes in this process.
-        tell: is called with each point as soon as it is complete, task by task, but not with
-            controls that were added; methods without a budget come last where nothing is rated.
-        loading: how the one model is loaded, without workers; see `load_backend`.
-
-    Raises:
-        ValueError: if a budget is not allowed.
-        FileNotFoundError: if a model directory is incomplete.
+    ``workers`` are processes of one thread, 0 computes in this process. ``tell`` is called with
+    each point as soon as it is complete, task by task, but not with controls that were added.
+    ``loading``, without workers, goes to `load_backend`.
     """
     plan = make_plan(sweep)
     if ORACLE not in sweep.methods:

@@ -10,10 +10,7 @@ WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "a
 
 
 def fingerprint(location: str) -> str:
-    """Hash model and tokenizer in a model directory; return an id on the hub with its revision.
-
-    The revision is that which was read last; an id of which nothing was read stays as it is.
-    """
+    """Hash model and tokenizer in a directory; return an id on the hub with its last revision."""
     directory = Path(location)
     if not directory.is_dir():
         stored = stored_directory(location)

@@ -48,10 +48,8 @@ class Result:
     method: str
     budget: int | None
     problem: int
-    """Number of the problem."""
     prompt_tokens: int | None = None
     refusal: str | None = None
-    """Why there are no figures."""
     solved: bool | None = None
     answer_correct: bool | None = None
     loss: float | None = None
@@ -80,10 +78,8 @@ class Result:
 
 
 MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
-"""The figures of a `Result` along the full cache's answer."""
 
 Figures = dict[str, Any]
-"""Some fields of a `Result`, by name."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,6 @@ class Failure:
 
     reason: str
     trace: str = ""
-    """Traceback of the error."""
 
 
 Done = tuple[Job, list[Result] | Failure]
@@ -125,8 +120,7 @@ def do_job(job: Job) -> list[Result]:
     """Do a job; the same job gives the same results, except for the time that it took.
 
     A method that a problem's length rules out is refused on this problem, and one that turns out
-    not to work on all of the job's. ValueError if another source from outside was imported here
-    than when the job was made.
+    not to work on all of the job's. ValueError if methods from outside were changed meanwhile.
     """
     if job.outside and job.outside != methods.discover():
         raise ValueError(f"{job.method} was changed while the sweep ran; run the sweep again")
@@ -403,10 +397,7 @@ def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iter
 
 
 def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
-    """Do jobs in processes of this machine, each with a model of its own; see `Engine`.
-
-    Each has one thread, so that the times of methods are comparable.
-    """
+    """Do jobs in processes of one thread, each with a model of its own; see `Engine`."""
     for variable in THREADS:
         os.environ.setdefault(variable, "1")
     with process_pool(workers, mp_context=get_context("spawn")) as submit:

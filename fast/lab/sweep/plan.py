@@ -29,7 +29,6 @@ from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 
 MODEL, TASK = next(iter(EMBEDDED.items()))
-"""Default model and task of a sweep."""
 
 FORMAT = 1
 """Version of the results of a job; with a new number all old results count as missing."""
@@ -47,7 +46,6 @@ class Part:
     """
 
     task: str
-    """Registry syntax."""
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     problems: int
@@ -100,12 +98,7 @@ def _part(asked: "str | dict[str, Any]", sweep: "Sweep") -> Part:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to run: methods × budgets × tasks × models × seeds.
-
-    Raises:
-        ValueError: if a value is not allowed. Models are looked up when jobs are made of the sweep.
-        TypeError: if an option of a method has the wrong type.
-    """
+    """What to run: methods × budgets × tasks × models × seeds."""
 
     methods: tuple[str, ...]
     """Registry syntax, or ``oracle`` (fast backend, where the task has one). A method that draws at
@@ -208,13 +201,7 @@ def _from_outside(spec: str) -> bool:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read and check a sweep.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is no TOML, a key is unknown or missing, or a value is not allowed.
-        TypeError: if a value has the wrong type.
-    """
+    """Read a sweep; a ValueError, TypeError or FileNotFoundError says what is not allowed."""
     if not path.is_file():
         raise FileNotFoundError(f"sweep = {path} does not exist")
     try:
@@ -300,7 +287,6 @@ class Job:
     budget: int | None
     """Entries per KV head and layer."""
     first: int
-    """Number of the first problem."""
     count: int
     measured: int
     """How many of the job's first problems are measured."""
@@ -350,13 +336,11 @@ class Plan:
 
     sweep: Sweep
     fingerprints: dict[str, str]
-    """Fingerprint of each model."""
     entries: dict[str, dict[str, dict[str, int]]]
     """Per model and task, the budgets in entries."""
     lengths: dict[str, dict[str, float]]
     """Per model and task, the mean tokens of prompt and solution."""
     kvlab: str = ""
-    """Version of kvlab."""
     outside: str = ""
     """Hash of the source of the methods from outside; empty for other methods."""
     texts: dict[str, str] = field(default_factory=dict)
@@ -381,10 +365,7 @@ class Plan:
         return {name: value or "not recorded" for name, value in known.items()}
 
     def jobs(self) -> Iterator[Job]:
-        """Yield the jobs; those of one model and seed follow each other, so that reports can begin.
-
-        All methods on a batch follow each other, so that the full cache answers a batch once.
-        """
+        """Yield the jobs, seed by seed, so that reports can begin, and batch by batch."""
         for model in self.fingerprints:
             own = [part for part in self.sweep.parts if model in part.models]
             for seed in dict.fromkeys(seed for part in own for seed in part.seeds):
@@ -430,10 +411,7 @@ class Plan:
             yield from ((each, entries) for each in self.sweep.runs if budgeted(each))
 
     def check_methods(self) -> None:
-        """Raise ValueError if a method cannot be built with the largest budget.
-
-        The report says why points with smaller budgets have no figures.
-        """
+        """Raise ValueError if a method cannot be built with the largest budget."""
         tasks = [task for model in self.entries.values() for task in model.values()]
         largest = max((entries for task in tasks for entries in task.values()), default=None)
         for spec in self.sweep.methods:
@@ -443,13 +421,7 @@ class Plan:
 
 
 def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
-    """Look up models and lengths; ``device`` None is that of this machine.
-
-    Raises:
-        FileNotFoundError: if a model directory is incomplete.
-        ValueError: if a model's tokenizer cannot be loaded, two names are of one model, or a budget
-            is too large.
-    """
+    """Look up models and lengths; ``device`` None is that of this machine."""
     plan = Plan(
         sweep,
         {},

@@ -65,11 +65,7 @@ NAME = "report"
 
 
 def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
-    """Write ``report.html``, ``.md`` with its drawings, ``.tex``, ``.json`` and three ``.csv``.
-
-    Raises:
-        ValueError: if nothing has been run yet.
-    """
+    """Write ``report.html``, ``.md``, ``.tex``, ``.json``, three ``.csv``; ValueError if empty."""
     summaries = summarise(stored)
     if not any(point.problems for each in summaries for point in each.points):
         raise ValueError(f"{stored.directory} holds no results of this sweep yet")
@@ -135,7 +131,6 @@ REPORTED = (
     *("solved", "interval", "by_seed", "perplexity", "gap", "nats", "measured", "peak_entries"),
     *("seconds_per_token", "until_rejected"),
 )
-"""What the JSON file says of a point."""
 
 
 def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any]:
@@ -250,7 +245,6 @@ ACCURACY_CAPTION = (
     f"all pairs and budgets), p < {1 - LEVEL:.2f}: McNemar's exact test of problems solved, and of "
     "perplexity the permutation test that flips the signs of differences in loss."
 )
-"""What brackets, marks and bold type mean."""
 
 
 def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
@@ -317,10 +311,7 @@ FIGURES_CAPTION = (
 
 
 def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
-    """Draw the share of needles found over depth and length, one panel per method and budget.
-
-    Every task has texts of one length; its problems take the depths in turn.
-    """
+    """Draw the share of needles found over depth and length, one panel per method and budget."""
     named = [each.method for each in found[0].points]
     shown = {at: own for at, own in pooled(found).items() if at[0] in named}
     across = min(3, len(shown))

@@ -53,7 +53,6 @@ ADDED = ("loss", "accepted", "until_rejected", "tokens", "after_eviction")
 """Columns that older results have not."""
 
 COMPACTED = "results.parquet"
-"""The file that takes the place of many."""
 
 
 def write_rows(directory: Path, name: str, rows: Sequence[Result]) -> None:
@@ -64,10 +63,7 @@ def write_rows(directory: Path, name: str, rows: Sequence[Result]) -> None:
 
 
 def read_rows(directory: Path) -> list[Result]:
-    """Return the results of a sweep's directory, each once, those of jobs not asked for too.
-
-    ValueError if a file is damaged, or holds something else.
-    """
+    """Return the results of a sweep's directory, each once; ValueError if a file is damaged."""
     found: dict[tuple[str, int], Result] = {}
     for path in sorted((directory / RESULTS).glob("*.parquet")):
         try:
@@ -104,7 +100,7 @@ class Ran:
 
 
 def choose_engine(name: str, workers: int | None = None, gpus: float | None = None) -> Engine:
-    """Return one of `ENGINES`; ValueError if there is no such engine, or a number is not allowed.
+    """Return one of `ENGINES`.
 
     ``workers`` None works in this process, or with as many as fit the cluster; ``gpus``, per worker
     of the Ray engine, None takes 1 if the cluster has any.
@@ -128,13 +124,10 @@ def run_sweep(
     report: Report = lambda done, total, what: None,
     compact: bool = False,
 ) -> Ran:
-    """Do the jobs that are missing; every result is stored at once.
+    """Do the jobs that are missing; every result is stored at once, those of other jobs stay.
 
-    Results of other jobs in the directory are left alone. ``report`` is called before the first job
-    and after each. ``compact`` puts the results into one file when nothing is missing any more.
-
-    Raises:
-        ValueError: if another process is at work on the directory, or a file in it is damaged.
+    ``report`` is called before the first job and after each. ``compact`` puts the results into one
+    file in the end. ValueError if another process is at work there, or a file is damaged.
     """
     failures = []
     with _alone_in(directory):
@@ -217,12 +210,7 @@ def where_from(directory: Path) -> str:
 
 
 def read_stored(directory: Path) -> Stored:
-    """Read the directory of a sweep.
-
-    Raises:
-        FileNotFoundError: if no sweep was run there.
-        ValueError: if its plan or a file of its results is damaged, or a method is not at hand.
-    """
+    """Read the directory of a sweep; ValueError if it is damaged, or a method is not at hand."""
     path = directory / PLAN
     if not path.is_file():
         raise FileNotFoundError(f"directory = {directory} holds no sweep: {path} does not exist")

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from kvlab.fast.lab.evaluate.controls import NO_GAIN, evicts, is_significant, matched
-from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, Test, leaders, paired_tests
+from kvlab.fast.lab.evaluate.pairs import Measure, Test, leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
     mean_interval,
@@ -27,7 +27,7 @@ FULL = "full"
 
 @dataclass(frozen=True, kw_only=True)
 class Point(MeasuredRow):
-    """One method at one budget, over the problems of all seeds; a window of a text is a problem.
+    """One method at one budget, over the problems (or windows of a text) of all seeds.
 
     Figures are None or empty where the task has none, or nothing was measured.
     """
@@ -78,7 +78,7 @@ class Point(MeasuredRow):
     @cached_property
     def measured(self) -> Mapping[str, Interval]:
         """Mean and bootstrap interval of each of `MEASURED`, over two or more problems."""
-        return {name: _mean(each) for name, each in self.figures.items() if len(each) > 1}
+        return {name: mean_interval(each) for name, each in self.figures.items() if len(each) > 1}
 
     @property
     def solved(self) -> float | None:
@@ -88,7 +88,7 @@ class Point(MeasuredRow):
     @property
     def interval(self) -> Interval | None:
         """That share with Wilson's interval."""
-        return share_of(self.outcomes) if self.outcomes else None
+        return wilson(self.outcomes) if self.outcomes else None
 
     @property
     def percent(self) -> str:
@@ -119,12 +119,12 @@ class Point(MeasuredRow):
         """Loss per token less the full cache's, mean over the problems with bootstrap interval."""
         if self.gap is None or self.full is None or self.method == FULL or len(self.losses) < 2:
             return None
-        return Interval(*paired_difference(self.full.losses, self.losses, LEVEL))
+        return paired_difference(self.full.losses, self.losses)
 
     @cached_property
     def accepted(self) -> Interval | None:
         """Mean and bootstrap interval of ``drafts``, over two or more problems."""
-        return _mean(self.drafts) if len(self.drafts) > 1 else None
+        return mean_interval(self.drafts) if len(self.drafts) > 1 else None
 
     @property
     def until_rejected(self) -> float | None:
@@ -156,15 +156,6 @@ class Point(MeasuredRow):
         return Interval(fmean(seconds), min(seconds), max(seconds))
 
 
-def _mean(values: Sequence[float]) -> Interval:
-    return Interval(*mean_interval(values, LEVEL))
-
-
-def share_of(outcomes: Sequence[bool]) -> Interval:
-    """Return the share of yes with Wilson's interval."""
-    return Interval(fmean(outcomes), *wilson(sum(outcomes), len(outcomes), LEVEL))
-
-
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
 ACCEPTED = Measure("accepted", lambda point: point.drafts, sign=1)
 LOSS = Measure("nats per token", lambda point: point.losses)
@@ -172,7 +163,6 @@ ALONG = (
     Measure("output error", lambda point: point.figures.get("output_error", ())),
     Measure("KL", lambda point: point.figures.get("kl", ())),
 )
-"""What is measured along the full cache's answers."""
 
 
 def main_measure(points: Sequence[Point]) -> Measure:
@@ -192,9 +182,7 @@ class TaskSummary:
     budgets: Mapping[str, int]
     """Budgets as the sweep states them, and in entries."""
     mean_length: float
-    """Tokens of prompt and solution."""
     seeds: tuple[int, ...]
-    """Seeds that are counted."""
     points: tuple[Point, ...]
     tests: tuple[Test, ...]
     """The pairs that the sweep names, by every measure."""
@@ -207,10 +195,7 @@ class TaskSummary:
     control ran."""
 
     def point(self, method: str, budget: int | str | None) -> Point:
-        """Return one point, at entries or a budget as the sweep states it; KeyError if none is.
-
-        A method that takes no budget has the same point at every budget.
-        """
+        """Return one point, at entries or a budget as the sweep states it; KeyError if none is."""
         entries = self.budgets[budget] if isinstance(budget, str) else budget
         for each in (*self.points, *self.controls):
             if each.method == method and each.budget in (entries, None):
@@ -346,10 +331,7 @@ def against_full(points: Sequence[Point]) -> list[Point]:
 
 
 def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Point]]:
-    """Return the points of tasks that one sweep has, by method and budget as the sweep states it.
-
-    Points that were refused on a task are left out; ValueError if all were.
-    """
+    """Return the points that ran on all tasks, by method and budget as the sweep states it."""
     texts: dict[int | None, str]
     texts = {entries: text for text, entries in found[0].budgets.items()}
     points = {
@@ -384,7 +366,7 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
                 budget=budget,
                 after_eviction=all_of(each.after_eviction for each in own),
                 holds_budget=all(each.holds_budget for each in own),
-                interval=share_of(outcomes),
+                interval=wilson(outcomes),
                 outcomes=outcomes,
             )
         )

@@ -36,17 +36,14 @@ class Recipe:
     """Everything that decides the result."""
 
     steps: int
-    """Steps of the whole training."""
     warmup: int
     """Steps until the highest learning rate is reached."""
     decay: float
     """Share of the steps, at the end, over which the rate falls to zero."""
     stages: tuple[Any, ...]
-    """What the batches of each stage hold."""
     promotion: tuple[float, ...]
     """Running share of what is right that ends each stage but the last."""
     learning_rate: float = 2e-3
-    """The highest learning rate."""
     seed: int = 0
 
     def rate(self, step: int) -> float:
@@ -96,10 +93,7 @@ class Curriculum(ABC):
 
     @abstractmethod
     def judge(self, batch: Batch, right: Tensor) -> dict[str, float]:
-        """Return shares of what is right, and `promote`.
-
-        ``right`` says of every token whether it was written rightly, or not asked for.
-        """
+        """Return shares of what is ``right`` or was not asked for, and `promote`."""
 
     def mask(self, batch: Batch) -> Tensor | None:
         """Return what is added to attention scores, ``[rows, heads, length, length]``, if any."""
@@ -153,8 +147,7 @@ def build_model(
 ) -> LlamaForCausalLM:
     """Return the untrained model; the embedding of ``x3`` is the sum of those of ``x`` and ``3``.
 
-    ``names`` are the tokens that stand beside a digit in such facts, ``options`` go to the
-    configuration (``max_position_embeddings``, ``rope_parameters``).
+    ``names`` stand beside a digit in such tokens; ``options`` go to the configuration.
     """
     torch.manual_seed(seed)
     ids = curriculum.ids()

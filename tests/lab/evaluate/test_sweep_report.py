@@ -21,6 +21,7 @@ from tolerances import DECIMALS, EXACT
 from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched
 from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
+    Interval,
     holm,
     mcnemar,
     mean_interval,
@@ -103,11 +104,11 @@ def without(stored, job):
 
 def test_wilson_by_hand():
     """8 of 10: z = 1.96; the centre is (.8 + z²/20)/(1 + z²/10) = .716738."""
-    low, high = wilson(8, 10)
-    assert (low + high) / 2 == pytest.approx(0.716738, abs=1e-5)
-    assert (low, high) == pytest.approx((0.490162, 0.943314), abs=1e-5)
-    assert wilson(0, 5)[0] == pytest.approx(0.0, abs=DECIMALS)
-    assert wilson(5, 5)[1] == pytest.approx(1.0, abs=DECIMALS)
+    share = wilson([True] * 8 + [False] * 2)
+    assert (share.low + share.high) / 2 == pytest.approx(0.716738, abs=1e-5)
+    assert (share.low, share.high) == pytest.approx((0.490162, 0.943314), abs=1e-5)
+    assert wilson([False] * 5).low == pytest.approx(0.0, abs=DECIMALS)
+    assert wilson([True] * 5).high == pytest.approx(1.0, abs=DECIMALS)
 
 
 def test_mcnemar_by_hand():
@@ -133,20 +134,21 @@ def log_likelihood(alone: float, difference: float, b: int, c: int, n: int) -> f
 @pytest.mark.parametrize(("c", "b", "n"), [(10, 25, 100), (0, 6, 20), (3, 0, 30), (7, 7, 15)])
 def test_tango_s_interval_ends_where_the_score_test_begins_to_reject(c, b, n):
     """The share of the first alone is found by trying; at an end the statistic is 1.96."""
-    for end in paired_shares(c, b, n)[1:]:
+    found, turned = paired_shares(c, b, n), paired_shares(b, c, n)
+    for end in (found.low, found.high):
         shares = np.linspace(max(0.0, -end), (1 - end) / 2, 200_001)
         alone = max(shares, key=lambda share: log_likelihood(share, end, b, c, n))
         spread = sqrt(n * (2 * alone + end * (1 - end)))
         assert abs(b - c - n * end) / spread == pytest.approx(1.96, abs=1e-3)
-    assert paired_shares(b, c, n)[1:] == pytest.approx([-x for x in paired_shares(c, b, n)[:0:-1]])
+    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
 
 
 def test_no_interval_of_shares_is_a_point():
     """0 of 60 against 0 of 60: the ends are z²/(60 + z²) = 3.8415/63.8415."""
     end = pytest.approx(0.060172, abs=1e-6)
-    mean, low, high = paired_shares(0, 0, 60)
-    assert (mean, -low, high) == (0.0, end, end)
-    assert paired_shares(0, 60, 60)[1] < paired_shares(0, 60, 60)[2] == 1.0
+    none, all_of_one = paired_shares(0, 0, 60), paired_shares(0, 60, 60)
+    assert (none.mean, -none.low, none.high) == (0.0, end, end)
+    assert all_of_one.low < all_of_one.high == 1.0
 
 
 def test_signs_are_flipped_by_hand():
@@ -159,9 +161,9 @@ def test_signs_are_flipped_by_hand():
 
 
 def test_the_interval_of_a_mean_holds_it():
-    mean, low, high = mean_interval([1.0, 2.0, 3.0, 6.0])
-    assert (mean, low < mean < high) == (3.0, True)
-    assert mean_interval([2.0, 2.0]) == (2.0, 2.0, 2.0)
+    found = mean_interval([1.0, 2.0, 3.0, 6.0])
+    assert found.low < found.mean == 3.0 < found.high
+    assert mean_interval([2.0, 2.0]) == Interval(2.0, 2.0, 2.0)
 
 
 # --- summary -------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ def test_points_are_summed_over_seeds(stored):
     (summary,) = summarise(stored)
     point = summary.point("h2o", 50)
     assert (point.problems, point.solved, point.by_seed) == (40, 0.4, {0: 0.4, 1: 0.4})
-    assert (point.interval.low, point.interval.high) == wilson(16, 40)
+    assert point.interval == wilson([True] * 16 + [False] * 24)
     assert point.measured["entries"].mean == 50
     assert point.seconds_per_token.mean == pytest.approx(0.002, abs=DECIMALS)
     assert summary.point("full", 50) is summary.point("full", None)
