@@ -11,7 +11,7 @@ from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
-from kvlab.reference.step import Block, StepResult, empty_cache, step
+from kvlab.reference.step import Block, StepResult, apply_together, empty_cache, look, step
 from kvlab.reference.transformer import Transformer
 
 Watch = Callable[[Block, StepResult], None]
@@ -77,19 +77,29 @@ def advance(
     model, m = session.model, len(tokens)
     confidences = np.concatenate([session.confidence, np.full(m, confidence)])
     clock = Clock(seen=session.seen + m, block=m, prompt=session.prompt)
-    caches = list(session.caches)
+    caches, waiting = list(session.caches), []
 
     def attend(layer: int, queries: Array, keys: Array, values: Array, hidden: Array) -> Array:
         grouped = group_heads(queries, len(keys))
         given = grouped, keys, values, confidences, model.rotate
         block = Block(clock, layer, *given, hidden_states=hidden, layers=len(caches))
+        if session.policy.score.joins_layers:
+            waiting.append((block, look(session.policy, caches[layer], block)))
+            return waiting[-1][1].output.reshape(queries.shape)
         result = step(session.policy, caches[layer], block)
-        caches[layer] = result.cache
-        if watch is not None:
-            watch(block, result)
+        end(block, result)
         return result.output.reshape(queries.shape)
 
+    def end(block: Block, result: StepResult) -> None:
+        caches[block.layer] = result.cache
+        if watch is not None:
+            watch(block, result)
+
     logits = model.forward(np.asarray(tokens, dtype=np.int64), session.seen, attend)
+    if waiting:
+        blocks, looked = zip(*waiting, strict=True)
+        for block, result in zip(blocks, apply_together(session.policy, looked), strict=True):
+            end(block, result)
     return logits, replace(session, caches=tuple(caches), confidence=confidences)
 
 

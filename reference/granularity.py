@@ -1,4 +1,4 @@
-"""What is evicted together: the entries of a page, or an entry in all KV heads of a layer.
+"""What is evicted together: a page, an entry in all KV heads of a layer, or in all layers.
 
 Engines keep the cache in pages of some 16 tokens and can only free a page that no head reads any
 more. Here a page is a run of consecutive positions, p·page to (p + 1)·page − 1. The rules of a
@@ -20,21 +20,26 @@ from kvlab.reference.policy import Around, Budget, Edges, Protect
 from kvlab.reference.selection import rank
 
 PageScore = Literal["mean", "max"]
-KVHeads = Literal["head", "layer", "union"]
+KVHeads = Literal["head", "layer", "union", "model"]
 
 
 @dataclass(frozen=True)
 class OneForAllHeads(Around):
     """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
 
-    join: Literal["layer", "union"]
+    join: Literal["layer", "union", "model"]
     """``layer``: the mean of the heads' scores. ``union``: the best rank that any head gives the
     entry, 0 for the best entry of a head, then -1, -2, ...: the heads' best entries are kept in
-    turns until the room is full."""
+    turns until the room is full. ``model``: as ``layer``, and then the mean over the layers, which
+    `kvlab.reference.step.apply_together` takes."""
 
     @property
     def joins_kv_heads(self) -> bool:
         return True
+
+    @property
+    def joins_layers(self) -> bool:
+        return self.join == "model"
 
     @property
     def ordinal(self) -> bool:
@@ -46,11 +51,11 @@ class OneForAllHeads(Around):
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         scores = self.inner.score(state, seen, candidates, room)
-        if self.join == "layer":
-            joined = scores.mean(axis=0)
-        else:
+        if self.join == "union":
             places = rank(np.where(candidates, scores, -np.inf)) - (scores.shape[1] - 1)
             joined = places.max(axis=0).astype(float)
+        else:
+            joined = scores.mean(axis=0)
         return np.tile(joined, (len(scores), 1))
 
 

@@ -137,8 +137,9 @@ class CommonOptions(Wrapper):
     page_score: PageScore = "mean"
     """How the scores of a page's entries are joined; sums rank complete pages as means do."""
     kv_heads: KVHeads = "head"
-    """Who decides: each KV head; all heads of a ``layer`` by their mean score; or the ``union`` of
-    the heads' best entries, which all heads keep."""
+    """Who decides: each KV head; all heads of a ``layer`` by their mean score; the ``union`` of
+    the heads' best entries, which all heads keep; all heads and layers of the ``model`` by their
+    mean score."""
     precision: str = "full"
     """The code in which every entry is stored once its block has been attended: a name of
     `kvlab.reference.precisions`; ``full``: as the method says."""
@@ -155,10 +156,21 @@ class CommonOptions(Wrapper):
         edges = Edges(self.sinks, self.recent, self.pin_prompt)
         policy = replace(policy, protect=policy.protect.with_edges(edges))
         if self.kv_heads != "head":
+            if self.kv_heads == "model":
+                self._check_all_layers(policy)
             policy = replace(policy, score=OneForAllHeads(policy.score, self.kv_heads))
         if self.page != 1:
             policy = self._in_pages(policy)
         return policy if self.precision == "full" else self._in_codes(policy)
+
+    def _check_all_layers(self, policy: Policy) -> None:
+        alike = type(policy.budget) is Entries and isinstance(policy.precision, Full)
+        if not alike or policy.evict_before_attend:
+            raise ValueError(
+                f"kv_heads = 'model' must be 'head', 'layer' or 'union' for {self.base.name}: only "
+                "methods that evict down to a budget of entries after attention, and quantise "
+                "nothing, can keep the same entries in all layers"
+            )
 
     def _in_codes(self, policy: Policy) -> Policy:
         if not isinstance(policy.precision, Full):

@@ -60,6 +60,8 @@ class Score(ABC):
     """What the score reads of attention."""
     joins_kv_heads = False
     """Whether an entry has the same score in all KV heads of a layer."""
+    joins_layers = False
+    """Whether all layers keep the same entries, by the mean of their scores."""
 
     @property
     def ordinal(self) -> bool:
@@ -159,6 +161,10 @@ class Around(Score):
     @property
     def joins_kv_heads(self) -> bool:
         return self.inner.joins_kv_heads
+
+    @property
+    def joins_layers(self) -> bool:
+        return self.inner.joins_layers
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
         return self.inner.drawn(seen)

@@ -1,9 +1,10 @@
 """The step of one layer: append, attend, observe, encode and, if due, select, store and compact.
 
-`look` does all that comes before an eviction, `apply` the rest, for any keep set.
+`look` does all that comes before an eviction, `apply` the rest, for any keep set. `apply_together`
+ends the step of all layers where these keep the same entries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,9 +88,15 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     Nothing is changed in place: if the step fails, ``cache`` is as it was.
 
     Raises:
-        ValueError: on wrong shapes, on NaN or infinity, if protected entries exceed the budget, and
-            if the block lacks the hidden states that the score reads.
+        ValueError: on wrong shapes, on NaN or infinity, if protected entries exceed the budget, if
+            the block lacks the hidden states that the score reads, and if all layers of a model
+            decide together.
     """
+    if policy.score.joins_layers and block.layers > 1:
+        raise ValueError(
+            f"{policy.name} decides in all {block.layers} layers together: a layer cannot be "
+            "stepped alone"
+        )
     looked = look(policy, cache, block)
     if looked.decision is None:
         return StepResult(looked.output, looked.cache, looked.seen)
@@ -115,6 +122,20 @@ def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
     if policy.evict_before_attend:
         output = attend_survivors(seen, keep)
     return StepResult(output, cache.compact(keep), seen, keep, looked.decision)
+
+
+def apply_together(policy: Policy, looked: Sequence[Look]) -> list[StepResult]:
+    """End a step of all layers, which keep the same entries: by the mean of the layers' scores."""
+    joint = looked[0].decision
+    if joint is None:
+        return [StepResult(layer.output, layer.cache, layer.seen) for layer in looked]
+    if joint.scores is not None:
+        decisions = [layer.decision for layer in looked if layer.decision is not None]
+        rated = [each.scores for each in decisions if each.scores is not None]
+        scores = np.stack(rated).mean(axis=0)
+        keep = keep_set(scores, ~joint.candidates, joint.room)
+        joint = replace(joint, scores=scores, keep=keep)
+    return [apply(policy, replace(layer, decision=joint), joint.keep) for layer in looked]
 
 
 def _observe_attention(

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.granularity import OfPages, OneForAllHeads, Pages, WholePages
-from kvlab.reference.observation import NO_ATTENTION
+from kvlab.reference.observation import NO_ATTENTION, Clock
 from kvlab.reference.policy import Edges, Score
+from kvlab.reference.step import Block, apply_together, empty_cache, look, step
 from kvlab.reference.streams import Source, random_stream, run_stream
 
 BUDGET = 16
@@ -59,6 +60,28 @@ def test_heads_decide_together_by_mean_or_in_turns():
     assert mean == 2 * [[4.5, 4.5, 4.5, 4.5, 6, 5, 4, 3]]
     union = scored(OneForAllHeads(Given([one, other]), "union"), heads=2)
     assert union == 2 * [[0, -1, -2, -3, 0, -1, -2, -3]]
+
+
+def test_layers_decide_together_by_the_mean_of_what_their_heads_decide():
+    """Value norms 4 3 2 1 and 5 in one layer, 1 1 7 1 and 5 in the other: means 2.5 2 4.5 1, 5."""
+    policy = methods.get("value_norm@kv_heads=model", 3)
+    blocks = [
+        Block(Clock(5, 5, 5), layer, *tensors(lengths), np.full(5, np.nan), layers=2)
+        for layer, lengths in enumerate([[4, 3, 2, 1, 5], [1, 1, 7, 1, 5]])
+    ]
+    looked = [look(policy, empty_cache(policy, 1, 1), block) for block in blocks]
+    assert [each.decision.keep.tolist() for each in looked] == [[[0, 1, 4]], [[2, 3, 4]]]
+    together = apply_together(policy, looked)
+    assert [each.cache.positions.tolist() for each in together] == 2 * [[[0, 2, 4]]]
+    assert together[1].cache.values.vectors.tolist() == [[[1], [7], [5]]]
+    with pytest.raises(ValueError, match="in all 2 layers together"):
+        step(policy, empty_cache(policy, 1, 1), blocks[0])
+
+
+def tensors(lengths):
+    """Return queries and keys that are zero, and values of these lengths, for one head."""
+    nothing = np.zeros((1, len(lengths), 1))
+    return nothing[None], nothing, np.array(lengths, dtype=float).reshape(1, -1, 1)
 
 
 def test_entries_that_are_safe_take_nobodys_turn():

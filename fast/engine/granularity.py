@@ -22,7 +22,7 @@ class OneForAllHeads(Around[reference.OneForAllHeads]):
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         scores = self.inner.score(state, seen, candidates, room)
-        if self.spec.join == "layer":
+        if self.spec.join != "union":
             return scores.mean(dim=1, keepdim=True)
         scores = scores.expand_as(seen.positions)
         may_leave = seen.present if candidates is None else candidates & seen.present

@@ -245,6 +245,11 @@ class Layers:
         self.groups = [Group(self.policy, cache) for cache in caches]
         self.shared = False
 
+    @property
+    def end_together(self) -> bool:
+        """Whether the layers end a step together, after the last of them."""
+        return self.shared or self.policy.joins_layers
+
     def catch_up(self) -> None:
         """Let the score observe the tokens that wait."""
         for group in self.groups:

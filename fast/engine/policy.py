@@ -178,6 +178,11 @@ class Policy:
         """What the score reads of attention."""
         return self.score.needs
 
+    @property
+    def joins_layers(self) -> bool:
+        """Whether all layers keep the same entries, by the mean of their scores."""
+        return self.specification.score.joins_layers
+
     @cached_property
     def on_host(self) -> bool:
         """Whether the reference computes a part of the policy, layer by layer."""

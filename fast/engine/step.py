@@ -113,29 +113,62 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     if output.dtype != block.keys.dtype:
         output = output.to(block.keys.dtype)
     step.outputs.append(output)
-    return output if layers.shared else finish(layers, place)
+    if not layers.end_together:
+        return finish(layers, place)
+    if not layers.shared and place == layers.count - 1:
+        finish(layers)
+    return output
 
 
 @without_autocast()
 def finish(layers: Layers, place: int = 0) -> Queries:
     """End a step: the score observes, the policy decides, and the decision is applied.
 
-    ``place`` is the layer's where it has a cache to itself; layers that share one end together.
-    Return the last layer's output, over the kept entries if the policy evicts before attending.
+    ``place`` is the layer's where it has a cache to itself; layers that share one, or decide
+    together, end together. Return the last layer's output, over the kept entries if the policy
+    evicts before attending.
     """
-    group = layers.groups[place]
+    groups = layers.groups if layers.end_together else [layers.groups[place]]
+    seen = [_observe(group) for group in groups]
+    outputs = [_end(layers, *each, seen) for each in zip(groups, seen, strict=True)]
+    return outputs[-1]
+
+
+def _observe(group: Group) -> Observation | None:
+    """Let the score observe a block, unless it did so part by part; return what it saw.
+
+    None if the score observes the block later.
+    """
+    step, cache = group.step, group.cache
+    assert step is not None
+    if step.waits:
+        group.waiting.append(step)
+    if not step.waits or len(group.waiting) == MOST_WAITING:
+        group.catch_up()
+    if step.waits:
+        return None
+    seen = group.observation(step, step.clock, joined(step.queries))
+    seen.attended = Attended.of_all(step.attended)
+    if not step.observed and group.policy.observes(step.clock):
+        group.policy.score.observe(cache.state, seen)
+    return seen
+
+
+def _end(
+    layers: Layers,
+    group: Group,
+    seen: Observation | None,
+    of_layers: Sequence[Observation | None],
+) -> Queries:
+    """End the step of a group, of which ``seen`` is what the policy decides about now."""
     policy, cache, watch = layers.policy, group.cache, layers.watch
     (step, group.step), decision, positions = (group.step, None), None, None
     assert step is not None
     if watch is not None:
         positions = cache.positions.clone()
-    if step.waits:
-        group.waiting.append(step)
-    if not step.waits or len(group.waiting) == MOST_WAITING:
-        group.catch_up()
-    if not step.waits:
-        seen = _observe(group, step)
-        decision = decide(policy, seen, step.due) if any(step.due) else None
+    if seen is not None:
+        every = [each for each in of_layers if each is not None]
+        decision = decide(policy, seen, step.due, every) if any(step.due) else None
         if watch is not None and decision is not None:
             decision = decision.copied()
         survivors = apply(policy, seen, decision)
@@ -148,15 +181,6 @@ def finish(layers: Layers, place: int = 0) -> Queries:
     output = step.outputs[-1]
     step.blocks, step.view, step.outputs, step.attended = step.blocks[-1:], None, [], []
     return output
-
-
-def _observe(group: Group, step: Step) -> Observation:
-    """Let the score observe a block, unless it did so part by part; return what it saw."""
-    seen = group.observation(step, step.clock, joined(step.queries))
-    seen.attended = Attended.of_all(step.attended)
-    if not step.observed and group.policy.observes(step.clock):
-        group.policy.score.observe(group.cache.state, seen)
-    return seen
 
 
 @dataclass(frozen=True)
@@ -175,8 +199,16 @@ class Decision:
         return self if self.scores is None else replace(self, scores=self.scores.clone())
 
 
-def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision | None:
-    """Return what is kept: protected entries and the best of the rest; None if nothing is to do."""
+def decide(
+    policy: Policy,
+    seen: Observation,
+    due: Sequence[bool],
+    of_layers: Sequence[Observation] = (),
+) -> Decision | None:
+    """Return what is kept: protected entries and the best of the rest; None if nothing is to do.
+
+    ``of_layers``: what every layer saw, where layers decide together and have a cache each.
+    """
     cache, precision = seen.cache, policy.precision
     protected_entries = once(lambda: policy.protect.safe(seen))
     leaving, room = plan(policy, seen, due, protected_entries)
@@ -186,7 +218,7 @@ def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision |
     scores = None
     if any(leaving):
         candidates = None if protected is None else ~protected
-        scores = policy.score.score(cache.state, seen, candidates, room)
+        scores = _rated(policy, seen, of_layers, candidates, room)
     elif cache.ordered and not cache.ragged:
         every = torch.arange(len(cache), device=seen.positions.device)
         return Decision(None, protected, KeepSet(every.expand_as(seen.positions), cache.counts))
@@ -201,6 +233,27 @@ def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision |
     kept = [count - gone for count, gone in zip(cache.counts, leaving, strict=True)]
     slots = keep_slots(worth, protected, seen.positions, kept, cache.ordered)
     return Decision(scores, protected, KeepSet(slots, kept))
+
+
+def _rated(
+    policy: Policy,
+    seen: Observation,
+    of_layers: Sequence[Observation],
+    candidates: Marks | None,
+    room: Sequence[int],
+) -> Scores:
+    """Rate the entries; layers that decide together, whose slots are alike, by their mean."""
+
+    def rated(each: Observation) -> Scores:
+        return policy.score.score(each.cache.state, each, candidates, room)
+
+    if not policy.joins_layers:
+        return rated(seen)
+    if seen.cache.layers == 1:
+        every = of_layers or [seen]
+        return seen.clock.once("mean", lambda: torch.stack([rated(each) for each in every]).mean(0))
+    scores = rated(seen).unflatten(0, (seen.cache.layers, -1))
+    return scores.mean(dim=0, keepdim=True).expand_as(scores).flatten(0, 1)
 
 
 def plan(

@@ -25,8 +25,10 @@ from kvlab.fast.engine.step import plan
 from kvlab.fast.kernels import attention
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
+from kvlab.reference.generate import advance, prefill
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import AfterPrefill
+from kvlab.reference.transformer import Transformer
 
 SOME = (
     "streaming_llm@sinks=2",
@@ -71,6 +73,27 @@ def test_a_full_cache_writes_what_the_model_writes(family, block_size):
 )
 def test_layers_that_share_a_cache_agree_with_the_reference(family, spec):
     assert follow_with_reference(tiny(family), policy_of(spec), Tolerance(FLOAT64, FLOAT64))
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+@pytest.mark.parametrize("page", ["page=4,", ""])
+@pytest.mark.parametrize("base", ["caote:h2o", "tova", "snapkv@window=3,schedule=every_block,"])
+def test_layers_that_decide_together_agree_with_the_reference(base, page, block_size, tmp_path):
+    spec = f"{base}{'' if '@' in base else '@'}{page}kv_heads=model"
+    model, prompt = tiny("llama"), prompts([21])["input_ids"]
+    model.save_pretrained(tmp_path)
+    policy, tokens = methods.get(spec, 16), prompt[0].tolist()
+    session = prefill(Transformer.from_directory(tmp_path), policy, tokens, block_size)[1]
+    with compress(model, policy, block_size=block_size) as cache:
+        model(prompt, past_key_values=cache)
+        for token in range(1, 12):
+            model(torch.tensor([[token]]), past_key_values=cache)
+            session = advance(session, [token])[1]
+            for layer, positions in enumerate(cache.positions()):
+                assert positions[0].tolist() == session.caches[layer].positions.tolist()
+    kept = session.caches[0].positions[0].tolist()
+    assert kept[0] > 0 or kept[-1] - kept[0] >= len(kept)
+    assert all((each.positions == kept).all() for each in session.caches)
 
 
 @pytest.mark.parametrize(
