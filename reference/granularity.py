@@ -89,11 +89,11 @@ class WholePages(Protect):
     inner: Protect
     page: int
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         pages = seen.positions // self.page
         newest = pages == (seen.clock.seen - 1) // self.page
-        heads = zip(pages, self.inner.safe(seen), strict=True)
-        return newest | np.stack([np.isin(head, head[safe]) for head, safe in heads])
+        heads = zip(pages, self.inner.protected(seen), strict=True)
+        return newest | np.stack([np.isin(head, head[protected]) for head, protected in heads])
 
     def with_edges(self, edges: Edges) -> "WholePages":
         return WholePages(self.inner.with_edges(edges), self.page)
@@ -117,12 +117,12 @@ class Pages(Budget):
     budget: int
     page: int
 
-    def room(self, seen: Observation, safe: Marks) -> int:
+    def room(self, seen: Observation, protected: Marks) -> int:
         pages = seen.positions // self.page
-        safe_pages = max(len(np.unique(row[safe[g]])) for g, row in enumerate(pages))
+        protected_pages = max(len(np.unique(row[protected[g]])) for g, row in enumerate(pages))
         places = self.places(seen)
-        check_protected(places, safe_pages * self.page)
-        return places - safe_pages * self.page
+        check_protected(places, protected_pages * self.page)
+        return places - protected_pages * self.page
 
     def places(self, seen: Observation) -> int:
         """Return how many entries the kept pages have room for."""

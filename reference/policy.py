@@ -82,7 +82,7 @@ class Budget(ABC):
     """How many entries may be kept?"""
 
     @abstractmethod
-    def room(self, seen: Observation, safe: Marks) -> int:
+    def room(self, seen: Observation, protected: Marks) -> int:
         """Say how many entries may be kept besides the protected ones, in layer ``seen.layer`` of
         ``seen.layers``.
         """
@@ -108,7 +108,7 @@ class Protect(ABC):
     """Which entries are protected?"""
 
     @abstractmethod
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         """Mark the protected entries."""
 
     def count(self, prompt: int) -> int:
@@ -304,7 +304,7 @@ class EveryGenerated(Schedule):
 class Nobody(Protect):
     """Every entry may be evicted."""
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         return np.zeros(seen.positions.shape, dtype=bool)
 
     def with_edges(self, edges: "Edges") -> "Edges":
@@ -325,7 +325,7 @@ class Edges(Protect):
     def __post_init__(self) -> None:
         check_at_least(0, sinks=self.sinks, recent=self.recent)
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         n = seen.positions.shape[1]
         first = self.first(seen.clock.prompt)
         return (seen.positions < first) | (np.arange(n) >= n - self.recent)
@@ -352,8 +352,8 @@ class ProtectedByEither(Protect):
     one: Protect
     other: Edges
 
-    def safe(self, seen: Observation) -> Marks:
-        return self.one.safe(seen) | self.other.safe(seen)
+    def protected(self, seen: Observation) -> Marks:
+        return self.one.protected(seen) | self.other.protected(seen)
 
     def count(self, prompt: int) -> int:
         return max(self.one.count(prompt), self.other.count(prompt))
@@ -363,8 +363,8 @@ class ProtectedByEither(Protect):
 class Unlimited(Budget):
     """Every entry is kept."""
 
-    def room(self, seen: Observation, safe: Marks) -> int:
-        return safe.shape[1]
+    def room(self, seen: Observation, protected: Marks) -> int:
+        return protected.shape[1]
 
 
 @dataclass(frozen=True)
@@ -376,10 +376,10 @@ class Entries(Budget):
     def __post_init__(self) -> None:
         check_at_least(1, budget=self.budget)
 
-    def room(self, seen: Observation, safe: Marks) -> int:
-        protected = int(safe.sum(axis=-1).max())
-        check_protected(self.budget, protected)
-        return self.budget - protected
+    def room(self, seen: Observation, protected: Marks) -> int:
+        count = int(protected.sum(axis=-1).max())
+        check_protected(self.budget, count)
+        return self.budget - count
 
     def check(self, protect: Protect, prompt: int) -> None:
         check_protected(self.budget, protect.count(prompt))

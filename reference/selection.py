@@ -42,22 +42,22 @@ def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
 
 
 def keep_set(
-    scores: Float[Array, "G n"], safe: Bool[Array, "G n"], room: int
+    scores: Float[Array, "G n"], protected: Bool[Array, "G n"], room: int
 ) -> Int[Array, "G kept"]:
     """Return the indices to keep, ascending: the protected entries and the ``room`` best others.
 
     Raises:
         ValueError: if a score that is compared is NaN, or heads differ in their protected entries.
     """
-    if np.isnan(scores[~safe]).any():
+    if np.isnan(scores[~protected]).any():
         raise ValueError("scores must not be NaN")
-    safe_counts = safe.sum(axis=-1)
-    if (safe_counts != safe_counts[0]).any():
-        raise ValueError(f"every KV head must protect equally many entries, got {safe_counts}")
-    G, n = safe.shape
-    candidates = n - int(safe_counts[0])
-    candidates_by_score = np.lexsort((scores, safe), axis=-1)[:, :candidates]
+    protected_counts = protected.sum(axis=-1)
+    if (protected_counts != protected_counts[0]).any():
+        raise ValueError(f"every KV head must protect equally many entries, got {protected_counts}")
+    G, n = protected.shape
+    candidates = n - int(protected_counts[0])
+    candidates_by_score = np.lexsort((scores, protected), axis=-1)[:, :candidates]
     leaves = candidates_by_score[:, : max(0, candidates - room)]  # [LazyEviction 5]
-    stays = np.ones_like(safe)
-    np.put_along_axis(stays, leaves, False, axis=-1)
-    return np.nonzero(stays)[1].reshape(G, -1)
+    kept = np.ones_like(protected)
+    np.put_along_axis(kept, leaves, False, axis=-1)
+    return np.nonzero(kept)[1].reshape(G, -1)

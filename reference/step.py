@@ -171,16 +171,16 @@ def _observe_attention(
 
 def select(policy: Policy, state: State, seen: Observation) -> Decision:
     """Decide what is kept: the protected entries and the best of the rest."""
-    safe = policy.protect.safe(seen)
-    candidates = ~safe
+    protected = policy.protect.protected(seen)
+    candidates = ~protected
     open_entries = int(candidates.sum(axis=-1).max())
-    room = policy.budget.room(seen, safe)
+    room = policy.budget.room(seen, protected)
     if room >= open_entries:
-        everything = np.tile(np.arange(safe.shape[1]), (len(safe), 1))
+        everything = np.tile(np.arange(protected.shape[1]), (len(protected), 1))
         return Decision(candidates, open_entries, None, everything)
     scores = policy.score.score(state, seen, candidates, room)
     check_scores(policy.score, scores, candidates, seen.layer)
-    keep = keep_set(scores, safe, room)  # [CAOTE Eq. 6]
+    keep = keep_set(scores, protected, room)  # [CAOTE Eq. 6]
     return Decision(candidates, room, scores, keep)
 
 

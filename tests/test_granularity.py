@@ -92,7 +92,7 @@ def test_entries_that_are_safe_take_nobodys_turn():
 
 def test_a_page_with_a_safe_entry_is_safe_and_so_is_the_newest():
     def marked(inner):
-        return np.flatnonzero(WholePages(inner, 4).safe(eight_entries())[0]).tolist()
+        return np.flatnonzero(WholePages(inner, 4).protected(eight_entries())[0]).tolist()
 
     assert marked(Edges()) == [6, 7]
     assert marked(Edges(sinks=1)) == [0, 1, 6, 7]
@@ -105,17 +105,19 @@ def test_as_many_pages_as_safe_entries_can_touch(sinks, recent):
     edges, touched = Edges(sinks=sinks, recent=recent), []
     for seen in range(100, 104):
         positions = np.arange(seen)[None]
-        safe = WholePages(edges, 4).safe(observation(np.ones((1, 1, 1, seen)), positions=positions))
-        touched.append(len(np.unique(positions[safe] // 4)))
+        protected = WholePages(edges, 4).protected(
+            observation(np.ones((1, 1, 1, seen)), positions=positions)
+        )
+        touched.append(len(np.unique(positions[protected] // 4)))
     assert WholePages(edges, 4).count(prompt=0) == 4 * max(touched)
 
 
 def test_the_open_page_counts_whole():
     seen = eight_entries()
-    safe = WholePages(Edges(), 4).safe(seen)
-    assert [Pages(budget, 4).room(seen, safe) for budget in (8, 11, 12)] == [4, 4, 8]
+    protected = WholePages(Edges(), 4).protected(seen)
+    assert [Pages(budget, 4).room(seen, protected) for budget in (8, 11, 12)] == [4, 4, 8]
     with pytest.raises(ValueError, match="budget = 4 must be at least the 8 entries"):
-        Pages(7, 4).room(seen, WholePages(Edges(sinks=1), 4).safe(seen))
+        Pages(7, 4).room(seen, WholePages(Edges(sinks=1), 4).protected(seen))
 
 
 # --- on random streams ---------------------------------------------------------------------------

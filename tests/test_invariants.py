@@ -110,8 +110,8 @@ class Broken(Score):
 class OneMore(Entries):
     """A budget that is off by one."""
 
-    def room(self, seen, safe):
-        return super().room(seen, safe) + 1
+    def room(self, seen, protected):
+        return super().room(seen, protected) + 1
 
 
 class Ahead(Precision):

@@ -55,23 +55,23 @@ def test_ranks_of_many_equal_scores_are_in_order():
 def test_keep_sets_equal_brute_force(data):
     n = data.draw(st.integers(1, 9))
     scores = np.array(data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)), float)
-    safe = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    protected = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
     room = data.draw(st.integers(0, n))
-    rest = [j for j in range(n) if not safe[j]]
+    rest = [j for j in range(n) if not protected[j]]
     best = sorted(rest, key=lambda j: (scores[j], j))[max(0, len(rest) - room) :]
-    expected = sorted([*np.flatnonzero(safe), *best])
-    assert keep_set(scores[None], safe[None], room).tolist() == [expected]
+    expected = sorted([*np.flatnonzero(protected), *best])
+    assert keep_set(scores[None], protected[None], room).tolist() == [expected]
 
 
 def test_nan_is_an_error_unless_nobody_looks_at_it():
     scores = np.array([[np.nan, 1.0, 2.0]])
-    safe = np.array([[True, False, False]])
-    assert keep_set(scores, safe, 1).tolist() == [[0, 2]]
+    protected = np.array([[True, False, False]])
+    assert keep_set(scores, protected, 1).tolist() == [[0, 2]]
     with pytest.raises(ValueError, match="scores must not be NaN"):
-        keep_set(scores, ~safe, 0)
+        keep_set(scores, ~protected, 0)
 
 
 def test_heads_must_protect_equally_many():
-    safe = np.array([[True, False], [True, True]])
+    protected = np.array([[True, False], [True, True]])
     with pytest.raises(ValueError, match="every KV head must protect equally many entries"):
-        keep_set(np.zeros((2, 2)), safe, 1)
+        keep_set(np.zeros((2, 2)), protected, 1)

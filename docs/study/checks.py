@@ -45,7 +45,7 @@ def explanation(tag: str) -> str:
         f"{claim.tag}, {claim.source}": claim.statement,
         str(found.verdict): found.evidence,
         "counterexample": found.counterexample,
-        "what is true": found.reading,
+        "what is true": found.true_statement,
     }
     return "\n".join(f"{name}: {text}" for name, text in parts.items() if text)
 

@@ -118,7 +118,7 @@ def found(result: Result) -> str:
     against = "Counterexample" if finding.verdict is Verdict.REFUTED else "Not shown by"
     for word, text in (
         (against, finding.counterexample),
-        ("What is true", finding.reading),
+        ("What is true", finding.true_statement),
         ("Evidence", finding.evidence),
     ):
         lines += [f"*{word}:* {escape_markdown(text)}"] if text else []

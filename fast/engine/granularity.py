@@ -51,10 +51,10 @@ class WholePages(Protect[reference.WholePages]):
 
     inner: Protect
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         page = self.spec.page
         newest = seen.positions // page == (seen.clock.seen - 1) // page
-        inner = self.inner.safe(seen)
+        inner = self.inner.protected(seen)
         if inner is None:
             return newest
         held = _over_pages((inner & seen.present).float(), seen, page, "amax")
@@ -77,12 +77,12 @@ class WholePages(Protect[reference.WholePages]):
 class Pages(Budget[reference.Pages]):
     """As many whole pages as ``budget`` entries fill; a page that is being written counts whole."""
 
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
+    def room(self, clock: Clock, entries: int, protected: int) -> int:
         page = self.spec.page
         places = self.spec.budget // page * page
-        safe = -(-safe // page) * page
-        check_protected(places, safe)
-        return places - safe
+        protected = -(-protected // page) * page
+        check_protected(places, protected)
+        return places - protected
 
 
 def _over_pages(x: PerEntry, seen: Observation, page: int, how: str) -> PerEntry:

@@ -92,17 +92,17 @@ class HostProtect(Protect[reference.Protect]):
 
     runs_the_reference = True
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         marks = torch.zeros(seen.positions.shape, dtype=torch.bool, device="cpu")
         for row in sequences(seen):
             if row.entries:
-                safe = self.spec.safe(row.seen)
-                if np.ptp(safe.sum(axis=-1)):
-                    counts = safe.sum(axis=-1)
+                protected = self.spec.protected(row.seen)
+                if np.ptp(protected.sum(axis=-1)):
+                    counts = protected.sum(axis=-1)
                     raise ValueError(
                         f"every KV head must protect equally many entries, got {counts}"
                     )
-                marks[row.number] = row.in_slots(safe)
+                marks[row.number] = row.in_slots(protected)
         return marks.to(seen.positions.device)
 
     def count(self, clock: Clock, entries: int) -> None:
@@ -115,12 +115,12 @@ class HostBudget(Budget[reference.Budget]):
 
     runs_the_reference = True
 
-    def room(self, clock: Clock, entries: int, safe: int) -> None:
+    def room(self, clock: Clock, entries: int, protected: int) -> None:
         return
 
-    def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
+    def room_in(self, seen: Observation, number: int, protected: Marks | None) -> int:
         row = sequences(seen)[number]
-        open_entries = row.marked(None if safe is None else ~safe)
+        open_entries = row.marked(None if protected is None else ~protected)
         return self.spec.room(row.seen, ~open_entries)
 
 

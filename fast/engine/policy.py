@@ -106,7 +106,7 @@ class Protect(Twin[Part], ABC):
     """Which entries are protected?"""
 
     @abstractmethod
-    def safe(self, seen: Observation) -> Marks | None:
+    def protected(self, seen: Observation) -> Marks | None:
         """Mark the protected entries; None if there are none."""
 
     @abstractmethod
@@ -118,20 +118,20 @@ class Budget(Twin[Part], ABC):
     """How many entries may be kept?"""
 
     @abstractmethod
-    def room(self, clock: Clock, entries: int, safe: int) -> int | None:
+    def room(self, clock: Clock, entries: int, protected: int) -> int | None:
         """Say how many unprotected entries may be kept, the same in all layers; None if that
         depends on the layer or on the data.
         """
 
     def room_of_layer(
-        self, clock: Clock, entries: int, safe: int, layer: int, layers: int
+        self, clock: Clock, entries: int, protected: int, layer: int, layers: int
     ) -> int | None:
         """Return the room in one of the model's layers; called where `room` returns None. None if
         it depends on the data.
         """
         return None
 
-    def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
+    def room_in(self, seen: Observation, number: int, protected: Marks | None) -> int:
         """Return the room of one sequence from its data; called where the others return None."""
         raise NotImplementedError
 
@@ -227,7 +227,7 @@ class Policy:
 class Nobody(Protect[reference.Nobody]):
     """Every entry may be evicted."""
 
-    def safe(self, seen: Observation) -> None:
+    def protected(self, seen: Observation) -> None:
         return
 
     def count(self, clock: Clock, entries: int) -> int:
@@ -242,11 +242,11 @@ class Edges(Protect[reference.Edges]):
     of these tokens has been protected since it came.
     """
 
-    def safe(self, seen: Observation) -> Marks:
-        safe = seen.positions >= seen.clock.oldest_of(self.spec.recent)
+    def protected(self, seen: Observation) -> Marks:
+        protected = seen.positions >= seen.clock.oldest_of(self.spec.recent)
         if self.spec.sinks:
-            safe = safe | (seen.positions < self.spec.sinks)
-        return safe | (seen.positions < seen.clock.prompt) if self.spec.prompt else safe
+            protected = protected | (seen.positions < self.spec.sinks)
+        return protected | (seen.positions < seen.clock.prompt) if self.spec.prompt else protected
 
     def count(self, clock: Clock, entries: int) -> int:
         return min(clock.seen, self.spec.count(clock.prompt))
@@ -260,9 +260,9 @@ class ProtectedByEither(Protect[reference.ProtectedByEither]):
     one: Protect
     other: Edges
 
-    def safe(self, seen: Observation) -> Marks:
-        one = self.one.safe(seen)
-        other = self.other.safe(seen)
+    def protected(self, seen: Observation) -> Marks:
+        one = self.one.protected(seen)
+        other = self.other.protected(seen)
         return other if one is None else one | other
 
     def count(self, clock: Clock, entries: int) -> None:
@@ -276,17 +276,17 @@ class ProtectedByEither(Protect[reference.ProtectedByEither]):
 class Unlimited(Budget[reference.Unlimited]):
     """Every entry is kept."""
 
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
-        return entries - safe
+    def room(self, clock: Clock, entries: int, protected: int) -> int:
+        return entries - protected
 
 
 @twin_of(reference.Entries)
 class Entries(Budget[reference.Entries]):
     """At most ``budget`` entries per KV head and layer."""
 
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
-        check_protected(self.spec.budget, safe)
-        return self.spec.budget - safe
+    def room(self, clock: Clock, entries: int, protected: int) -> int:
+        check_protected(self.spec.budget, protected)
+        return self.spec.budget - protected
 
 
 # --- precision -----------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def decide(
     ``of_layers``: what every layer saw, where layers decide together and have a cache each.
     """
     cache, precision = seen.cache, policy.precision
-    protected_entries = once(lambda: policy.protect.safe(seen))
+    protected_entries = once(lambda: policy.protect.protected(seen))
     leaving, room = plan(policy, seen, due, protected_entries)
     if not any(leaving) and not precision.quantises:
         return None
@@ -327,12 +327,12 @@ def apply(policy: Policy, seen: Observation, decision: Decision | None) -> Queri
 
 def attend_survivors(seen: Observation, keep: KeepSet) -> Queries:
     """Attention output over the kept entries, renormalised; a query always keeps its own key."""
-    stays, outputs = keep.among(len(seen.cache)), []
+    kept, outputs = keep.among(len(seen.cache)), []
     for part in parts(seen.queries, len(seen.cache)):
         queries, places = seen.queries[:, :, :, part], seen.query_positions[:, part]
         attention = softmax(seen.logits(queries), visible(places, seen.positions))
         own = seen.positions[:, :, None, None, :] == places[:, None, None, :, None]
-        survivors = attention * (stays[:, :, None, None, :] | own)
+        survivors = attention * (kept[:, :, None, None, :] | own)
         total = survivors.sum(dim=-1, keepdim=True)
         survivors = torch.where(total > 0, survivors / total, 0.0)
         outputs.append(weighted_values(survivors, seen.values))

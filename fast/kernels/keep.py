@@ -36,13 +36,13 @@ def in_ascending_position(
 
 
 def first_to_go(
-    scores: Scores, safe: Marks | None, positions: Positions
+    scores: Scores, protected: Marks | None, positions: Positions
 ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
     """Return the slot of each head's lowest score, of equal ones the earliest, and that score.
 
     That score must be below infinity. ``safe`` None: every entry may be evicted.
     """
-    open_scores = scores if safe is None else scores.masked_fill(safe, torch.inf)
+    open_scores = scores if protected is None else scores.masked_fill(protected, torch.inf)
     lowest = open_scores.amin(dim=-1, keepdim=True)
     earliest = positions.masked_fill(open_scores != lowest, BEYOND)
     return earliest.argmin(dim=-1, keepdim=True), lowest
@@ -50,7 +50,7 @@ def first_to_go(
 
 def keep_slots(
     scores: Scores,
-    safe: Marks | None,
+    protected: Marks | None,
     positions: Positions,
     kept: Sequence[int],
     ordered: bool,
@@ -67,9 +67,11 @@ def keep_slots(
         the end, after arbitrary ones. PyTorch computes this unequal case.
     """
     if ordered and min(kept) == max(kept) and uses_triton(scores):
-        return _keep_in_triton(scores, safe, positions, kept[0])
+        return _keep_in_triton(scores, protected, positions, kept[0])
     width = max(kept)
-    last = eviction_order(scores, safe, positions, ordered)[:, :, positions.shape[-1] - width :]
+    last = eviction_order(scores, protected, positions, ordered)[
+        :, :, positions.shape[-1] - width :
+    ]
     place = positions.gather(-1, last)
     if min(kept) < width:
         place = place.masked_fill(~last_in_use(width, kept, positions.device), -1)
@@ -77,15 +79,15 @@ def keep_slots(
 
 
 def eviction_order(
-    scores: Scores, safe: Marks | None, positions: Positions, ordered: bool
+    scores: Scores, protected: Marks | None, positions: Positions, ordered: bool
 ) -> Int[Tensor, "N G n"]:
     """Return slots from the first to evict: empty ones, candidates by score, protected entries.
 
     Of equal scores the earlier position comes first.
     """
     standing = (positions >= 0).to(torch.int8)
-    if safe is not None:
-        standing = standing + (safe & (positions >= 0))
+    if protected is not None:
+        standing = standing + (protected & (positions >= 0))
     slots = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
     slots, _ = in_ascending_position(slots, positions, ordered)
     for key in (scores.expand_as(positions), standing):
@@ -117,7 +119,7 @@ def ascending(scores):
 
 @kernel
 def read_block(
-    scores, safe, positions, score_row, place_row, safe_row, block, n,
+    scores, protected, positions, score_row, place_row, protected_row, block, n,
     BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
     """Return a block's slots, sortable scores, and marks of candidates and of protected slots."""
@@ -127,13 +129,13 @@ def read_block(
     keys = ascending(tl.load(scores + score_row + slot, mask=there, other=0.0))
     marked = present & False
     if SAFE:
-        marked = present & (tl.load(safe + safe_row + slot, mask=there, other=0) != 0)
+        marked = present & (tl.load(protected + protected_row + slot, mask=there, other=0) != 0)
     return slot, keys, present & (marked == 0), marked
 
 
 @kernel
 def keep_sets(
-    scores, safe, positions, keep,
+    scores, protected, positions, keep,
     n, width, s_head, p_head, heads_of_one,
     SCORE_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
@@ -145,12 +147,21 @@ def keep_sets(
     """
     head = tl.program_id(0).to(tl.int64)
     score_row = ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head
-    place_row, safe_row = head * p_head, head * n
+    place_row, protected_row = head * p_head, head * n
     blocks = tl.cdiv(n, BLOCK_N)
     secure = tl.full([], 0, tl.int32)
     for block in range(0, blocks):
         _slot, _keys, _candidate, marked = read_block(
-            scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
+            scores,
+            protected,
+            positions,
+            score_row,
+            place_row,
+            protected_row,
+            block,
+            n,
+            BLOCK_N,
+            SAFE,
         )
         secure += tl.sum(marked.to(tl.int32), axis=0)
     digits = tl.arange(0, 512)
@@ -161,7 +172,16 @@ def keep_sets(
         counts = tl.zeros([512], tl.int32)
         for block in range(0, blocks):
             _slot, keys, candidate, _marked = read_block(
-                scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
+                scores,
+                protected,
+                positions,
+                score_row,
+                place_row,
+                protected_row,
+                block,
+                n,
+                BLOCK_N,
+                SAFE,
             )
             upper = keys >> (24 - 8 * turn)
             digit = tl.where(candidate & ((upper >> 8) == low), upper & 255, 256).to(tl.int32)
@@ -177,7 +197,16 @@ def keep_sets(
     seen_equal = tl.full([], 0, tl.int32)
     for block in range(0, blocks):
         slot, keys, candidate, marked = read_block(
-            scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
+            scores,
+            protected,
+            positions,
+            score_row,
+            place_row,
+            protected_row,
+            block,
+            n,
+            BLOCK_N,
+            SAFE,
         )
         tie = (candidate & (keys == low)).to(tl.int32)
         number = seen_equal + tl.cumsum(tie, axis=0)
@@ -190,15 +219,17 @@ def keep_sets(
 
 
 @on_its_device
-def _keep_in_triton(scores: Tensor, safe: Tensor | None, positions: Tensor, width: int) -> Tensor:
+def _keep_in_triton(
+    scores: Tensor, protected: Tensor | None, positions: Tensor, width: int
+) -> Tensor:
     N, G, n = positions.shape
     scores = scores.to(torch.float32).contiguous()
     flat = per_head(positions)
-    marks = flat if safe is None else safe.contiguous().view(torch.uint8)
+    marks = flat if protected is None else protected.contiguous().view(torch.uint8)
     keep = torch.empty((N, G, width), dtype=torch.int64, device=positions.device)
     keep_sets[(N * G,)](
         scores, marks, flat, keep,
         n, width, n, flat.stride(0), G,
-        SCORE_HEADS=scores.shape[1], BLOCK_N=min(1024, columns(n)), SAFE=safe is not None,
+        SCORE_HEADS=scores.shape[1], BLOCK_N=min(1024, columns(n)), SAFE=protected is not None,
     )  # fmt: skip
     return keep

@@ -177,12 +177,12 @@ def _select(method, budget, **given):
 
 def _keep(method, budget, scores, **given):
     policy, seen = _prepared(method, budget, given)
-    safe, n = policy.protect.safe(seen), given["positions"].shape[1]
-    protected = 0 if safe is None else int(safe[0, 0].sum())
-    room = policy.budget.room(seen.clock.rows[0], n, protected)
+    protected, n = policy.protect.protected(seen), given["positions"].shape[1]
+    count = 0 if protected is None else int(protected[0, 0].sum())
+    room = policy.budget.room(seen.clock.rows[0], n, count)
     assert room is not None
-    kept = min(n, protected + room)
-    return keep_slots(scores[None], safe, seen.positions, [kept], ordered=True)[0]
+    kept = min(n, count + room)
+    return keep_slots(scores[None], protected, seen.positions, [kept], ordered=True)[0]
 
 
 def _store(method, budget, keep, **given):

@@ -27,10 +27,10 @@ class AlsoDemoted(Protect[reference.AlsoDemoted]):
 
     protect: Protect
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         demoted = seen.bits < FULL_BITS
-        safe = self.protect.safe(seen)
-        return demoted if safe is None else demoted | safe
+        protected = self.protect.protected(seen)
+        return demoted if protected is None else demoted | protected
 
     def count(self, clock: Clock, entries: int) -> int | None:
         return self.protect.count(clock, entries)

@@ -76,7 +76,7 @@ def doubtful(options: DesireKV, seen: Observation, window: Marks) -> Marks:
 class OutsideWindow(Protect[reference.OutsideWindow]):
     """Everything that the event does not decide about; on request also the doubtful tokens."""
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         options = self.spec.options
         window = decision_window(options, seen)
         return ~window | doubtful(options, seen, window) if self.spec.doubtful_too else ~window
@@ -134,8 +134,8 @@ def random_scores(seen: Observation, seed: int) -> PerEntry:
 class ShareOfWindow(Budget[reference.ShareOfWindow]):
     """The important half of a window, or another share of it."""
 
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
-        return int((entries - safe) * (1 - self.spec.options.importance_quantile))
+    def room(self, clock: Clock, entries: int, protected: int) -> int:
+        return int((entries - protected) * (1 - self.spec.options.importance_quantile))
 
 
 def sensitivity(
@@ -163,13 +163,13 @@ class BitsBySensitivity(Precision[reference.BitsBySensitivity]):
         """
         options, window = self.spec.options, decision_window(self.spec.options, seen)
         in_doubt = doubtful(options, seen, window)
-        stays = (keep.among(len(cache)) | in_doubt) & seen.present
+        kept = (keep.among(len(cache)) | in_doubt) & seen.present
         high = window & (self.sensitive(cache.state, seen, window)[:, None] | in_doubt)
         for tier, bits in ((high, options.high_bits), (~high, options.low_bits)):
-            chosen = stays & window & tier
+            chosen = kept & window & tier
             quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
-        counts = stays[:, 0].sum(dim=-1).tolist()
-        return KeepSet(_slots_of(stays, seen.positions, max(counts)), counts)
+        counts = kept[:, 0].sum(dim=-1).tolist()
+        return KeepSet(_slots_of(kept, seen.positions, max(counts)), counts)
 
     def sensitive(self, state: State, seen: Observation, window: Marks) -> Bool[Tensor, "N n"]:
         """Mark the tokens above the threshold, or above the quantile of the window."""

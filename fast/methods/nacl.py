@@ -64,7 +64,7 @@ class ProxyAndSample(Score[reference.ProxyAndSample]):
 class SinksAndTail(Protect[reference.SinksAndTail]):
     """The first ``sinks`` and the last tokens of the prompt, together a share of the prompt."""
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         device = seen.positions.device
         tails = to_device([self.spec.tail(row.prompt) for row in seen.clock.rows], device)
         oldest = seen.clock.seen - tails[:, None, None]

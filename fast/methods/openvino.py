@@ -65,11 +65,11 @@ class PooledAttention(Score[reference.PooledAttention]):
 class CompletePages(Budget[reference.CompletePages]):
     """As many complete pages as ``budget`` entries fill, and the page that is being written."""
 
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
+    def room(self, clock: Clock, entries: int, protected: int) -> int:
         page = self.spec.page
         places = self.spec.budget // page * page + (page if clock.seen % page else 0)
         places += self.spec.crushed(entries) * page
-        held = -(-safe // page) * page
+        held = -(-protected // page) * page
         check_protected(places, held)
         return places - held
 

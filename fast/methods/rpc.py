@@ -33,5 +33,5 @@ class SelectorAttention(Score[reference.SelectorAttention]):
 class ShareOfGenerated(Budget[reference.ShareOfGenerated]):
     """The generated part shrinks to 1/``compression`` of what was written."""
 
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
+    def room(self, clock: Clock, entries: int, protected: int) -> int:
         return self.spec.entries(clock)

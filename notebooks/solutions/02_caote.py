@@ -23,8 +23,8 @@ def joint(alpha, values, pair):
 # check
 rng = np.random.default_rng(0)
 weights, vectors = rng.dirichlet(np.ones(12)), rng.normal(size=(12, 4))
-stays = [i for i in range(12) if i not in (3, 7)]
-remaining = weights[stays] / weights[stays].sum() @ vectors[stays]
+kept = [i for i in range(12) if i not in (3, 7)]
+remaining = weights[kept] / weights[kept].sum() @ vectors[kept]
 found, right = joint(weights, vectors, (3, 7)), np.linalg.norm(weights @ vectors - remaining)
 size = "less" if found < right else "more"
 told = f"For two of 12 random entries you get {found:.4g}, which is {size}"

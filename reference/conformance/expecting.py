@@ -132,5 +132,5 @@ def threshold(
     rated: Float[Array, "G n"], candidates: Bool[Array, "G n"], kept: Bool[Array, "G n"]
 ) -> tuple[Float[Array, "G 1"], Float[Array, "G 1"]]:
     """Return the lowest kept score, ∞ if there is none, and the highest evicted one, or −∞."""
-    stays = np.where(candidates & kept, rated, np.inf).min(axis=-1, keepdims=True)
-    return stays, np.where(candidates & ~kept, rated, -np.inf).max(axis=-1, keepdims=True)
+    lowest = np.where(candidates & kept, rated, np.inf).min(axis=-1, keepdims=True)
+    return lowest, np.where(candidates & ~kept, rated, -np.inf).max(axis=-1, keepdims=True)

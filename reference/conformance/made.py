@@ -202,9 +202,9 @@ class Event:
         if not self.evicts or self.policy.score.ordinal:
             return True
         assert decision is not None and decision.scores is not None
-        stays = np.zeros_like(decision.candidates)
-        np.put_along_axis(stays, decision.keep, True, axis=-1)
-        low, high = threshold(decision.scores, decision.candidates, stays)
+        kept = np.zeros_like(decision.candidates)
+        np.put_along_axis(kept, decision.keep, True, axis=-1)
+        low, high = threshold(decision.scores, decision.candidates, kept)
         clear = CLEAR + CLEAR_PER_LOGIT * logit_size(seen.queries, seen.keys)
         apart = np.isinf(low) | np.isinf(high) | (low == high)
         return bool((apart | (low - high > clear * np.maximum(abs(low), abs(high)))).all())

@@ -91,8 +91,8 @@ def _select(**given):
 @answers("keep")
 def _keep(**given):
     policy, _, seen = _situation(given)
-    safe = policy.protect.safe(seen)
-    return {"keep": keep(keep_set(given["scores"], safe, policy.budget.room(seen, safe)))}
+    protected = policy.protect.protected(seen)
+    return {"keep": keep(keep_set(given["scores"], protected, policy.budget.room(seen, protected)))}
 
 
 @answers("store")

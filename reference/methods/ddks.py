@@ -40,8 +40,8 @@ class AlsoDemoted(Protect):
 
     protect: Protect
 
-    def safe(self, seen: Observation) -> Marks:
-        return self.protect.safe(seen) | (seen.bits < FULL_BITS)
+    def protected(self, seen: Observation) -> Marks:
+        return self.protect.protected(seen) | (seen.bits < FULL_BITS)
 
     def count(self, prompt: int) -> int:
         return self.protect.count(prompt)
@@ -51,8 +51,8 @@ class AlsoDemoted(Protect):
 class FullPrecisionEntries(Entries):
     """At most ``budget`` entries at full precision."""
 
-    def room(self, seen: Observation, safe: Marks) -> int:
-        return super().room(seen, safe & (seen.bits == FULL_BITS))
+    def room(self, seen: Observation, protected: Marks) -> int:
+        return super().room(seen, protected & (seen.bits == FULL_BITS))
 
 
 @dataclass(frozen=True)

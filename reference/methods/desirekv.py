@@ -148,7 +148,7 @@ class OutsideWindow(Protect):
     options: "DesireKV"
     doubtful_too: bool
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         window = decision_window(self.options, seen)
         return ~window | doubtful(self.options, seen, window) if self.doubtful_too else ~window
 
@@ -178,8 +178,8 @@ class ShareOfWindow(Budget):
 
     options: "DesireKV"
 
-    def room(self, seen: Observation, safe: Marks) -> int:
-        return int((~safe[0]).sum() * (1 - self.options.importance_quantile))
+    def room(self, seen: Observation, protected: Marks) -> int:
+        return int((~protected[0]).sum() * (1 - self.options.importance_quantile))
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class SinksAndTail(Protect):
             return self.options.recent
         return max(0, int(PROTECTED * prompt) - self.options.sinks)
 
-    def safe(self, seen: Observation) -> Marks:
+    def protected(self, seen: Observation) -> Marks:
         n = seen.positions.shape[1]
         tail = np.arange(n) >= n - self.tail(seen.clock.prompt)
         return (seen.positions < self.options.sinks) | tail

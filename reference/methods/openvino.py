@@ -142,16 +142,16 @@ class Crushed(Around):
     ) -> Bool[Array, " b"]:
         """Mark the best blocks, and of the others each so many-th from the anchor's nearest on."""
         crush = self.pages.crushed(entries)
-        stays = rank(worth) >= len(worth) - (room // self.pages.page - crush)
+        kept = rank(worth) >= len(worth) - (room // self.pages.page - crush)
         if crush:
             marked = upper_half(received.ravel()).reshape(received.shape)
             patterns = {"zeros": 0, "ones": 1, "mean": marked.mean(axis=0) > 0.5}
             pattern = patterns.get(self.anchor, np.arange(self.pages.page) % 2)
-            others = np.flatnonzero(~stays)
+            others = np.flatnonzero(~kept)
             far = (marked != pattern).sum(axis=1)[others]
             nearest = others[np.argsort(far, kind="stable")]
-            stays[nearest[:: len(others) // crush][:crush]] = True  # [OpenVINO 4]
-        return stays
+            kept[nearest[:: len(others) // crush][:crush]] = True  # [OpenVINO 4]
+        return kept
 
 
 @dataclass(frozen=True)

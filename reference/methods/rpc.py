@@ -60,7 +60,7 @@ class ShareOfGenerated(Budget):
 
     options: "RPC"
 
-    def room(self, seen: Observation, safe: Marks) -> int:
+    def room(self, seen: Observation, protected: Marks) -> int:
         return self.entries(seen.clock)
 
     def entries(self, clock: Clock) -> int:

@@ -124,7 +124,7 @@ def recent_sum_has_r_rows() -> Finding:
     """The sum over i = n − r … n adds up exactly r rows, r being the number of recent tokens."""
     sizes = [(n, r) for n in range(2, 12) for r in range(1, n)]
     printed = [(range(n - r, n + 1), n, r) for n, r in sizes]
-    reading = [(range(n - r + 1, n + 1), n, r) for n, r in sizes]
+    corrected = [(range(n - r + 1, n + 1), n, r) for n, r in sizes]
     wrong = [
         f"n = {n}, r = {r}: rows {rows[0]} to {rows[-1]} are {len(rows)}"
         for rows, n, r in printed
@@ -134,7 +134,7 @@ def recent_sum_has_r_rows() -> Finding:
         next(iter(wrong), ""),
         f"counted for {len(sizes)} sizes; either way all candidates get equally many terms",
         "the sum starts at i = n − r + 1",
-        all(len(rows) == r for rows, _, r in reading),
+        all(len(rows) == r for rows, _, r in corrected),
     )
 
 
@@ -265,7 +265,7 @@ def entropy_of_unscaled_products() -> Finding:
     """
     i, d = 3600, 128
     printed, (mean, error) = log(i) - d / 2, mean_entropy(i, sqrt(d))
-    reading, (scaled, scaled_error) = log(i) - 1 / 2, mean_entropy(i, 1.0)
+    expected, (scaled, scaled_error) = log(i) - 1 / 2, mean_entropy(i, 1.0)
     wrong = (
         f"i = {i}, d = {d}: the formula gives {printed:.2f}, an entropy cannot be negative; "
         f"measured {mean:.2f}"
@@ -275,7 +275,7 @@ def entropy_of_unscaled_products() -> Finding:
         f"Monte Carlo; unscaled logits are frozen for every i below e^(d/2) = {np.exp(d / 2):.1e}; "
         f"scaled by 1/√d: {scaled:.3f}",
         "with logits q·k/√d it is log i − 1/2",
-        abs(scaled - reading) <= 0.03 + STANDARD_ERRORS * scaled_error,
+        abs(scaled - expected) <= 0.03 + STANDARD_ERRORS * scaled_error,
     )
 
 
@@ -297,7 +297,7 @@ def lambda_solves_for_the_budget() -> Finding:
     return identity(at_lambda, sympy.log(k), f"any positive d and i > k; the slope is {slope} < 0")
 
 
-@PAPER.reading("AK-4b", "Eq. 12", Verdict.VERIFIED, "what λ multiplies")
+@PAPER.interpretation("AK-4b", "Eq. 12", Verdict.VERIFIED, "what λ multiplies")
 def lambda_replaces_the_scale() -> Finding:
     """λ brings exp(E[H]) to k tokens if it takes the place of 1/√d, so that the usual logits are
     multiplied by λ√d = √(2 log(i/k)); on top of 1/√d it would flatten attention.

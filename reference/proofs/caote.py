@@ -202,7 +202,7 @@ def _costlier_choice(name: str, rule: Callable[[Fraction, int, Fraction], Any]) 
     return refuted("none among weights up to 4 and values up to 3")
 
 
-@PAPER.reading("CA-9", "Eq. 8, where the paper leaves heads out", Verdict.PROVED, "heads")
+@PAPER.interpretation("CA-9", "Eq. 8, where the paper leaves heads out", Verdict.PROVED, "heads")
 def grouped_heads_add_in_squares() -> Finding:
     """For query heads that share an entry, the change of their concatenated outputs is the L2 norm
     of the heads' own scores.
@@ -340,7 +340,7 @@ def theorem_b_1() -> Finding:
     return proved("SymPy: by Eq. 31 and 32 the rows are summed, each adds 1, all b + 1: every b")
 
 
-@PAPER.reading("CA-13", "Eq. 33", Verdict.PROVED)
+@PAPER.interpretation("CA-13", "Eq. 33", Verdict.PROVED)
 def split_sum_covers_every_column() -> Finding:
     """Eq. 33 splits the sum over columns j at row i; its second part prints j as its own lower
     limit. If that starts at i + 1, both parts together take every column once.
@@ -378,7 +378,7 @@ def _h2o_scores(tokens: int, only_last: bool = False) -> list[Any]:
     return [sum(row[j] for row in attention if j < len(row)) for j in range(tokens)]
 
 
-@PAPER.reading("CA-5c", "§2, score functions", Verdict.EXHAUSTIVE, "H2O")
+@PAPER.interpretation("CA-5c", "§2, score functions", Verdict.EXHAUSTIVE, "H2O")
 def block_scores_sum_to_the_block() -> Finding:
     """H2O's scores as §2 prints them, over the current block's m queries, sum to m. While
     generating, m is 1: the scores are TOVA's, and their sum is not above 1 as §3.2 needs it. So H2O
@@ -614,12 +614,12 @@ def smaller_blocks_are_better() -> Finding:
             above_128 += bool(wrapped[0] > wrapped[1])
             most_added += bool(added[0] == np.nanmax(added))
     best = total - len(worse)
-    reading = (
+    true_statement = (
         f"32 is best in {best} of {total} cells, and better than 128 in {above_128}; what CAOTE "
         f"adds to its base method is most for 32 in {most_added}"
     )
     confirmed = best == 2 and most_added < total
-    return tabulated(worse, total, "cells are best", reading, confirmed)
+    return tabulated(worse, total, "cells are best", true_statement, confirmed)
 
 
 @PAPER.printed("CA-21", "Appendix A", Verdict.REFUTED)

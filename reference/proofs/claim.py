@@ -14,7 +14,7 @@ class Kind(StrEnum):
 
     PRINTED = "printed claim"
     """The paper prints it at the named place, with the conditions that the statement repeats."""
-    READING = "interpretation"
+    INTERPRETATION = "interpretation"
     """What the paper leaves open; understood like this, its formulas and figures fit."""
     OURS = "finding of ours"
     """No paper prints it."""
@@ -61,7 +61,7 @@ class Finding:
     """What was computed, over which domain, with which result."""
     counterexample: str = ""
     """The smallest input found that contradicts the statement."""
-    reading: str = ""
+    true_statement: str = ""
     """The statement that is true instead, which the same check confirmed."""
 
 
@@ -78,15 +78,15 @@ def refuted(counterexample: str, evidence: str = "") -> Finding:
 
 
 def judged(
-    counterexample: str, evidence: str, reading: str = "", confirmed: bool | np.bool = True
+    counterexample: str, evidence: str, true_statement: str = "", confirmed: bool | np.bool = True
 ) -> Finding:
     """A statement holds unless there is a counterexample, which may be empty.
 
-    ``reading`` is what is true instead; it is offered only where it was confirmed.
+    ``true_statement`` is what is true instead; it is offered only where it was confirmed.
     """
     if not counterexample:
         return verified(evidence)
-    return Finding(Verdict.REFUTED, evidence, counterexample, reading if confirmed else "")
+    return Finding(Verdict.REFUTED, evidence, counterexample, true_statement if confirmed else "")
 
 
 def measured(holds: bool | np.bool, evidence: str, verdict: Verdict = Verdict.VERIFIED) -> Finding:
@@ -114,7 +114,11 @@ def over_models(here: tuple[bool | np.bool, str] | None, there: tuple[bool, str]
 
 
 def tabulated(
-    contradictions: Sequence[str], total: int, what: str, reading: str = "", confirmed: bool = True
+    contradictions: Sequence[str],
+    total: int,
+    what: str,
+    true_statement: str = "",
+    confirmed: bool = True,
 ) -> Finding:
     """Judge a statement by the paper's own figures, of which ``total`` were looked at.
 
@@ -123,7 +127,7 @@ def tabulated(
     evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
     if not contradictions:
         return Finding(Verdict.FIGURES, evidence)
-    return judged("; ".join(contradictions), evidence, reading, confirmed)
+    return judged("; ".join(contradictions), evidence, true_statement, confirmed)
 
 
 @dataclass(frozen=True)
@@ -171,5 +175,5 @@ class Paper:
         return register
 
     printed = partialmethod(claim, Kind.PRINTED)
-    reading = partialmethod(claim, Kind.READING)
+    interpretation = partialmethod(claim, Kind.INTERPRETATION)
     ours = partialmethod(claim, Kind.OURS)

@@ -203,7 +203,7 @@ def exact(key: Any) -> Block:
     return [Fraction(float(x)).limit_denominator(10**6) for x in key]
 
 
-@PAPER.reading("DE-8", "Eq. 8", Verdict.VERIFIED)
+@PAPER.interpretation("DE-8", "Eq. 8", Verdict.VERIFIED)
 def normalised_sensitivity_reaches_one_once() -> Finding:
     """Eq. 8 prints a maximum over j of S_{i,l}, in which no j occurs; read as S_{j,l}, over the
     tokens of the window, as the text below says, one token has 1 and the others less.
@@ -245,7 +245,7 @@ def _sensitivities() -> dict[int, Any]:
     return {layer: np.mean(heads, axis=0) for layer, heads in layers.items()}
 
 
-@PAPER.reading("DE-7", "§3.2, quadrants at medians", Verdict.PROVED, "thresholds")
+@PAPER.interpretation("DE-7", "§3.2, quadrants at medians", Verdict.PROVED, "thresholds")
 def medians_balance_opposite_quadrants() -> Finding:
     """With both thresholds at the medians of an even number of distinct scores, opposite quadrants
     hold equally many tokens: Q1 = Q3 and Q2 = Q4.

@@ -134,7 +134,7 @@ def printed_h2_falls() -> Finding:
     )
 
 
-@PAPER.reading("LE-2", "Appendix D and Table 5", Verdict.PROVED)
+@PAPER.interpretation("LE-2", "Appendix D and Table 5", Verdict.PROVED)
 def all_forms_fall_within_the_unit_interval() -> Finding:
     """The five families of Table 5, read as their simplest members with value 1 at 0, have the two
     properties that Appendix D demands: they fall strictly and stay in [0, 1].
@@ -147,7 +147,7 @@ def all_forms_fall_within_the_unit_interval() -> Finding:
     return proved(f"SymPy: negative slope and limits in [0, 1] for {', '.join(FORMS)}, all x > 0")
 
 
-@PAPER.reading("LE-2b", "Eq. 2, the case MRI = 0", Verdict.PROVED, "MRI = 0")
+@PAPER.interpretation("LE-2b", "Eq. 2, the case MRI = 0", Verdict.PROVED, "MRI = 0")
 def score_without_recurrence() -> Finding:
     """Eq. 2 keeps H1 = 2σ(−Δ/MRI) for MRI = 0, which divides by zero; its limit for MRI → 0 is 0
     if the entry waits (Δ > 0) and 1 if it was activated just now (Δ = 0).
@@ -243,7 +243,7 @@ def recursion_tracks_the_longest_gap() -> Finding:
     return exhaustive(f"{len(PATTERNS)} patterns of up to ten steps")
 
 
-@PAPER.reading("LE-3b", "§4, H2-score", Verdict.EXHAUSTIVE, "first activation", "MRI = 0")
+@PAPER.interpretation("LE-3b", "§4, H2-score", Verdict.EXHAUSTIVE, "first activation", "MRI = 0")
 def no_recurrence_means_never_activated() -> Finding:
     """MRI = 0 exactly for entries that were never activated, as §4 says, if TS starts one step
     before birth, as in the authors' code.
@@ -440,7 +440,7 @@ def sizes(
     return [*found, n]
 
 
-@PAPER.reading("LE-4", "§4, evicting when |S| > B", Verdict.EXHAUSTIVE, "when to evict")
+@PAPER.interpretation("LE-4", "§4, evicting when |S| > B", Verdict.EXHAUSTIVE, "when to evict")
 def cache_stays_within_budget_and_window() -> Finding:
     """If eviction happens every W steps when the size exceeds B, as §4 says, the cache holds at
     most max(prompt, B) + W entries, and B after each eviction.
@@ -552,12 +552,12 @@ def method_is_best_everywhere() -> Finding:
         total += len(ours)
         ahead += bool((ours.mean() > others.mean(axis=1)).all())
     better = total - len(worse)
-    reading = (
+    true_statement = (
         f"it is in {better} of {total} cases, and on {ahead} of {len(TABLES['accuracy'])} data "
         "sets in the mean over their models"
     )
     mostly = better > 0.8 * total
-    return tabulated(worse, total, "cases have LazyEviction ahead", reading, mostly)
+    return tabulated(worse, total, "cases have LazyEviction ahead", true_statement, mostly)
 
 
 @PAPER.ours(

@@ -114,9 +114,9 @@ def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
         return tabulated(wrong, len(judged), what)
     instead = claim["instead"]
     told = [holds for holds, _ in Relations(**instead["relations"]).judge(tables)]
-    reading = instead["reading"].format(holding=sum(told), total=len(told))
+    true_statement = instead["true_statement"].format(holding=sum(told), total=len(told))
     confirmed = sum(told) > instead["share"] * len(told)
-    return tabulated(wrong, len(judged), what, reading, confirmed)
+    return tabulated(wrong, len(judged), what, true_statement, confirmed)
 
 
 def _of_model(

@@ -217,12 +217,12 @@ def _lowered(before: StoredBits, after: StoredBits) -> int:
 
 def _decide(policy: Policy, seen: Observation, held: StoredBits) -> tuple[StoredBits, bool]:
     """Select and store; the oldest candidates are evicted. Also say whether any had to be."""
-    safe = policy.protect.safe(seen)[0]
-    room = policy.budget.room(seen, safe[None])
-    candidates = np.nonzero(~safe)[0]
-    stays = np.ones_like(safe)
-    stays[candidates[: max(0, len(candidates) - room)]] = False
-    after = after_storing(policy.precision, held, seen, np.nonzero(stays)[0])
+    protected = policy.protect.protected(seen)[0]
+    room = policy.budget.room(seen, protected[None])
+    candidates = np.nonzero(~protected)[0]
+    kept = np.ones_like(protected)
+    kept[candidates[: max(0, len(candidates) - room)]] = False
+    after = after_storing(policy.precision, held, seen, np.nonzero(kept)[0])
     return after, room < len(candidates)
 
 

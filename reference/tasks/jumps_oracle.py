@@ -60,6 +60,6 @@ def least_memory(problem: Problem) -> int:
     """
     position = np.arange(problem.tokens)
     age = position[:, None] - position
-    stays = (age >= 0) & ((age < problem.step) | (next_use(problem) < NEVER))
+    kept = (age >= 0) & ((age < problem.step) | (next_use(problem) < NEVER))
     prompt = problem.tokens - problem.step * len(problem.steps) - 1
-    return int(stays[prompt - 1 :].sum(axis=1).max())
+    return int(kept[prompt - 1 :].sum(axis=1).max())

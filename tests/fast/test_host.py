@@ -85,8 +85,8 @@ class ShortKeys(Score):
 class OddPositions(Edges):
     """Besides the edges, the first odd positions."""
 
-    def safe(self, seen):
-        return super().safe(seen) | ((seen.positions % 2 == 1) & (seen.positions < 6))
+    def protected(self, seen):
+        return super().protected(seen) | ((seen.positions % 2 == 1) & (seen.positions < 6))
 
     def count(self, prompt):
         return super().count(prompt) + 3
@@ -96,8 +96,8 @@ class OddPositions(Edges):
 class Growing(Entries):
     """One entry more for every twenty tokens."""
 
-    def room(self, seen, safe):
-        return super().room(seen, safe) + seen.clock.seen // 20
+    def room(self, seen, protected):
+        return super().room(seen, protected) + seen.clock.seen // 20
 
 
 RECENT, TWELVE = Edges(recent=3), Entries(BUDGET)

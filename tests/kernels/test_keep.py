@@ -19,13 +19,13 @@ def ascending_positions(N, G, n, seed=0):
     return torch.tensor(np.array(rows), dtype=torch.int32, device=DEVICE).view(N, G, n)
 
 
-def expected(scores, safe, kept):
+def expected(scores, protected, kept):
     """By the reference, for each sequence."""
     return [
         keep_set(
             np.broadcast_to(one, marked.shape).astype(float), marked, count - int(marked[0].sum())
         )
-        for one, marked, count in zip(scores, safe, kept, strict=True)
+        for one, marked, count in zip(scores, protected, kept, strict=True)
     ]
 
 
@@ -45,19 +45,19 @@ def test_any_scores_marks_and_counts(data):
     heads = data.draw(st.sampled_from([1, 2]))
     scores = np.array(data.draw(st.lists(some, min_size=heads * n, max_size=heads * n)))
     scores = scores.reshape(1, heads, n)
-    count_safe = data.draw(st.integers(0, n))
-    kept = data.draw(st.integers(max(1, count_safe), n))
-    safe = np.zeros((1, 2, n), dtype=bool)
+    count_protected = data.draw(st.integers(0, n))
+    kept = data.draw(st.integers(max(1, count_protected), n))
+    protected = np.zeros((1, 2, n), dtype=bool)
     for head in range(2):
-        safe[0, head, data.draw(st.permutations(range(n)))[:count_safe]] = True
+        protected[0, head, data.draw(st.permutations(range(n)))[:count_protected]] = True
     found = keep_slots(
         torch.tensor(scores, dtype=torch.float32, device=DEVICE),
-        torch.tensor(safe, device=DEVICE),
+        torch.tensor(protected, device=DEVICE),
         ascending_positions(1, 2, n),
         [kept],
         ordered=True,
     )
-    (wanted,) = expected(scores.astype(np.float32), safe, [kept])
+    (wanted,) = expected(scores.astype(np.float32), protected, [kept])
     np.testing.assert_array_equal(found[0].cpu().numpy(), wanted)
 
 
@@ -66,11 +66,11 @@ def test_sequences_of_different_lengths():
     empty = torch.tensor([0, 15, 25], device=DEVICE)
     slots = torch.arange(40, device=DEVICE)
     positions[(slots < empty[:, None])[:, None].expand(-1, 2, -1)] = -1
-    safe = (slots >= 38).expand(3, 2, 40).contiguous()
+    protected = (slots >= 38).expand(3, 2, 40).contiguous()
     kept = [20, 10, 12]
-    found = keep_slots(scores, safe, positions, kept, ordered=True)
+    found = keep_slots(scores, protected, positions, kept, ordered=True)
     with in_torch():
-        wanted = keep_slots(scores, safe, positions, kept, ordered=True)
+        wanted = keep_slots(scores, protected, positions, kept, ordered=True)
     for ours, theirs, count in zip(found, wanted, kept, strict=True):
         assert (ours[:, 20 - count :] == theirs[:, 20 - count :]).all()
     assert ((found >= 0) & (found < 40)).all()

@@ -98,7 +98,7 @@ def test_the_plain_mean_is_of_all_present_values():
     value counts: mean (2, 2), errors 2·‖(2, 2)‖ and ½·‖(−4, 2)‖."""
     seen = observation([[0.5, 0.25, 0.25]], values=[[0.0, 0], [6, 0], [0, 6]])
     policy = methods.get("fast_caote:tova@recent=1,normalize_over=candidates", 2)
-    score = policy.score.score(State(), seen, ~policy.protect.safe(seen), 1)
+    score = policy.score.score(State(), seen, ~policy.protect.protected(seen), 1)
     np.testing.assert_allclose(score[0, :2], [2 * np.sqrt(8), np.sqrt(20) / 2], atol=FLOAT64)
 
 
@@ -107,7 +107,7 @@ def test_heads_are_averaged_before_their_shares_by_hand():
     their shares would be (⅝, ⅜). X = 1; errors 2·1 and ½·2."""
     seen = observation([[[[0.2, 0.2, 0.6]], [[0.6, 0.2, 0.2]]]], values=[0.0, 3, 9])
     policy = methods.get("caote:tova@recent=1,heads=attention,normalize_over=candidates", 2)
-    score = policy.score.score(State(), seen, ~policy.protect.safe(seen), 1)
+    score = policy.score.score(State(), seen, ~policy.protect.protected(seen), 1)
     np.testing.assert_allclose(score[0, :2], [2, 1], atol=FLOAT64)
 
 
@@ -115,7 +115,7 @@ def test_errors_are_pooled_among_the_candidates_by_hand():
     """Errors √2, √10/3 | √10/3, as above, the last protected: (√2 + √10/3)/3 of both others."""
     seen = observation([[0.5, 0.25, 0.25]], values=[[0.0, 0], [4, 0], [0, 4]])
     policy = methods.get("caote:tova@recent=1,pool=3", 2)
-    score = policy.score.score(State(), seen, ~policy.protect.safe(seen), 1)
+    score = policy.score.score(State(), seen, ~policy.protect.protected(seen), 1)
     np.testing.assert_allclose(score[0, :2], (np.sqrt(2) + np.sqrt(10) / 3) / 3, atol=FLOAT64)
 
 

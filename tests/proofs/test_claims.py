@@ -48,14 +48,14 @@ def test_a_claim_ends_as_registered(claim):
     assert finding.evidence, "a finding says what was computed"
     assert finding.verdict.fails == bool(finding.counterexample)
     assert not finding.verdict.fails or claim.kind is Kind.PRINTED
-    assert bool(finding.reading) == bool(WRITTEN[claim.tag]["reading"])
+    assert bool(finding.true_statement) == bool(WRITTEN[claim.tag]["true_statement"])
 
 
 @every_claim
 def test_every_claim_has_neighbours(claim):
     own, fails = NEIGHBOURS[claim.tag], claim.expected.fails
     assert any("true" in each for each in own) == fails
-    assert any("false" in each for each in own) or (fails and not found(claim).reading)
+    assert any("false" in each for each in own) or (fails and not found(claim).true_statement)
 
 
 @pytest.mark.parametrize(("claim", "neighbour"), [*planted_neighbours()])
@@ -64,7 +64,7 @@ def test_neighbours_are_told_apart(claim, neighbour):
     if "true" in neighbour:
         assert not finding.verdict.fails, finding
     elif claim.expected is Verdict.REFUTED:
-        assert finding.verdict is Verdict.REFUTED and not finding.reading, finding
+        assert finding.verdict is Verdict.REFUTED and not finding.true_statement, finding
     else:
         assert finding.verdict.fails and finding.verdict is not claim.expected, finding
 

@@ -128,7 +128,7 @@ def _plain(result: proofs.Result) -> dict[str, Any]:
         "as_expected": result.as_expected,
         "evidence": finding.evidence,
         "counterexample": finding.counterexample,
-        "reading": finding.reading,
+        "true_statement": finding.true_statement,
         "seconds": result.seconds,
     }
 
@@ -153,7 +153,7 @@ def _described(result: proofs.Result) -> str:
     parts = {
         f"[bold {color}]{finding.verdict}[/]": finding.evidence,
         "[bold]counterexample[/]": finding.counterexample,
-        "[bold]what is true[/]": finding.reading,
+        "[bold]what is true[/]": finding.true_statement,
     }
     told = [f"{name}: {escape(text)}" for name, text in parts.items() if text]
     return "\n".join([escape(result.claim.statement), *told])
