@@ -1,6 +1,6 @@
 """Draws the published test vectors of the specifications from 1.2 on; 16146a8 drew the older ones.
 
-PYTHONPATH=docs python -m study.vectors FOLDER  # writes memory_1.2 and turns_1.3, byte for byte
+PYTHONPATH=docs python -m study.vectors FOLDER  # writes the folders of 1.2 to 1.4, byte for byte
 """
 
 import sys

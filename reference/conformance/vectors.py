@@ -32,6 +32,7 @@ SPECIFICATIONS = {
     "1.1": "caches_1.1",
     "1.2": "memory_1.2",
     "1.3": "turns_1.3",
+    "1.4": "numbers_1.4",
 }
 """Versions of the specification, oldest first, and the folder of the cases that each added."""
 
