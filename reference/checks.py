@@ -5,9 +5,11 @@ from math import inf
 from typing import Any
 
 
-def check_at_least(least: float, **arguments: float) -> None:
+def check_at_least(least: float, **arguments: float | None) -> None:
     """Raise ValueError naming the first argument that is below ``least``, or infinite."""
     for name, value in arguments.items():
+        if value is None:
+            continue
         if not value >= least:
             raise ValueError(f"{name} = {value} must be at least {least}")
         if value == inf:

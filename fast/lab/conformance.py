@@ -294,7 +294,6 @@ def decoder(directory: str, sliding_window: int | None) -> PreTrainedModel:
 
 
 def _whole_cache(method, budget, model, tokens, padding, calls, continues, **given):
-    """Feed a batch of streams to the model under `compress`, call by call."""
     softcap, block_size = given["softcap"], given["block_size"]
     if given["learned_sinks"] is not None:
         raise NotImplementedError("kvlab does not know attention with learned sinks")

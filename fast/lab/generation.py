@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
 
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.points import After, tokens_after
@@ -17,12 +17,8 @@ from kvlab.reference.selection import budget_entries
 Stopped = Callable[[], bool]
 
 
-class _Ends(StoppingCriteria):
-    def __init__(self, stopped: Stopped) -> None:
-        self.stopped = stopped
-
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        return torch.full((len(input_ids),), self.stopped(), device=input_ids.device)
+def _ends(stopped: Stopped, ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+    return torch.full((len(ids),), stopped(), device=ids.device)
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def decoding_options(
         "top_p": 1.0,
         "repetition_penalty": 1.0,
         "pad_token_id": first_end if own.pad_token_id is None else own.pad_token_id,
-        **({} if stopped is None else {"stopping_criteria": [_Ends(stopped)]}),
+        **({"stopping_criteria": [partial(_ends, stopped)]} if stopped else {}),
     }
 
 

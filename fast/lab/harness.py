@@ -171,7 +171,6 @@ class CompressedLM(Base):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Rate continuations: of texts or None, ids of the context, and ids of what follows."""
         texts = [Passage(*self._cut(before, after)) for _, before, after in requests]
         order = sorted(range(len(texts)), key=lambda i: len(texts[i].prompt), reverse=True)
         passages = [texts[i] for i in order]
@@ -196,7 +195,6 @@ class CompressedLM(Base):
         return answers
 
     def _cut(self, before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
-        """Leave out tokens from the left until the model can read the rest."""
         excess = len(before) + len(after) - (self.max_length + 1)
         if excess <= 0:
             return before, after
@@ -275,9 +273,9 @@ def evaluate_tasks(
     if not tasks:
         raise ValueError("tasks must name at least one")
     check_choice(FEEDS, feed=how.get("feed", "steps"))
-    counts = {"limit": limit, **{name: how.get(name) for name in ("block_size", "batch_size")}}
-    check_at_least(1, **{name: count for name, count in counts.items() if count is not None})
-    check_at_least(0, fewshot=fewshot or 0)
+    counts = {name: how.get(name) for name in ("block_size", "batch_size")}
+    check_at_least(1, limit=limit, **counts)
+    check_at_least(0, fewshot=fewshot)
     check_points(specs, budgets)
     manager = _task_manager(model, tasks, include_path)
     network, tokenizer = load(model, **loading)

@@ -25,25 +25,20 @@ class DenseShadow:
     """Keeps everything the compressed layers ever saw, and measures each step against it."""
 
     def __init__(self) -> None:
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-        self.positions: dict[int, Tensor] = {}
+        self.seen: dict[int, list[Tensor]] = {}
         self.errors: list[Float[Tensor, " N"]] = []
 
     def watch(self, block: Block, result: StepResult) -> None:
         """Compare the block's output with attention over everything seen, for the same queries."""
         positions = block.clock.positions[:, None].expand(-1, block.keys.shape[1], -1)
-        for seen, new in (
-            (self.keys, block.keys),
-            (self.values, block.values),
-            (self.positions, positions),
-        ):
-            old = seen.get(block.layer)
-            seen[block.layer] = new if old is None else torch.cat([old, new], dim=2)
+        new, old = [block.keys, block.values, positions], self.seen.get(block.layer)
+        if old is not None:
+            new = [torch.cat(parts, dim=2) for parts in zip(old, new, strict=True)]
+        self.seen[block.layer] = new
         dtype = torch.promote_types(block.keys.dtype, torch.float32)
-        mask = visible(block.clock.positions, self.positions[block.layer])
-        keys, values = (x[block.layer].to(dtype) for x in (self.keys, self.values))
-        dense, _ = attend(block.queries.to(dtype), keys, values, mask, block.softcap)
+        queries, keys, values = (x.to(dtype) for x in (block.queries, *new[:2]))
+        mask = visible(block.clock.positions, new[2])
+        dense, _ = attend(queries, keys, values, mask, block.softcap)
         distance = (dense - result.output).norm(dim=-1).mean(dim=(1, 2))
         real = (block.clock.positions >= 0).to(dtype)
         self.errors.append((distance * real).sum(dim=-1) / real.sum(dim=-1).clamp(min=1))
@@ -123,7 +118,6 @@ def next_tokens(
 def _memory_columns(
     cache: CompressedCache, error: Float[Tensor, " N"]
 ) -> tuple[Sequence[float], ...]:
-    """Error, entries, bytes, average bits and payload bits of every sequence."""
     entries = np.mean(cache.kept(), axis=0)
     payload, overhead = cache_bytes(cache)
     seen = np.array([clock.seen for clock in cache.clocks])
@@ -142,7 +136,6 @@ def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
 
 
 def _payload_bytes(cache: LayerCache) -> list[float]:
-    """Bytes of keys and values of each sequence, without scales and zero points."""
     if cache.mixed is None:
         return [_elements(cache) * count * FULL_BITS / 8 for count in cache.counts]
     heads = cache.positions.shape[1]

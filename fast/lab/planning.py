@@ -36,7 +36,7 @@ class Serving:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        check_at_least(1, batch=1 if self.batch is None else self.batch)
+        check_at_least(1, batch=self.batch)
         for name in ("prompt", "length"):
             check_at_least(1, **{name: getattr(self, name)})
             if getattr(self, name) > MOST_TOKENS:
@@ -123,7 +123,6 @@ def plan_methods(
 
 
 def _fitting(plan: Plan, batch: int | None) -> int:
-    """Return a batch, or the largest that fits; ValueError if there is not so much memory."""
     most = plan.largest_batch
     if most < 1:
         raise ValueError(

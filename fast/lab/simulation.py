@@ -84,7 +84,7 @@ def simulate(
     """
     check_share(threshold=threshold)
     check_at_least(0, gap=gap)
-    check_at_least(1, block_size=1 if block_size is None else block_size)
+    check_at_least(1, block_size=block_size)
     tokens = trace.shape[3]
     if trace.prompt == tokens:
         raise ValueError(f"the trace holds a prompt of {tokens} tokens and nothing generated")

@@ -145,6 +145,7 @@ class Table:
             box=box.SIMPLE_HEAD,
             padding=(0, 1, 0, 0),
             pad_edge=False,
+            show_lines=any("\n" in text_of(cell) for row in self.rows for cell in row),
         )
         for number, name in enumerate(self.columns):
             cells = [text_of(row[number]) for row in self.rows if number < len(row)]

@@ -81,7 +81,7 @@ def record_methods(
     ``most_values``, entries in the snapshots of a method, make a page finer, and larger.
     """
     check_at_least(0, threshold=threshold)
-    check_at_least(1, most_values=most_values, block_size=1 if block_size is None else block_size)
+    check_at_least(1, most_values=most_values, block_size=block_size)
     options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
     fine = options | {"most_values": 2**23}  # of 32 bytes: what a method lost is known at each step
     full = None if source.tokens else source.record(methods.get("full"), **fine)

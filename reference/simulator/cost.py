@@ -84,7 +84,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_at_least(1, prompt=self.prompt, generated=self.generated, batch=self.batch)
-        check_at_least(1, block_size=1 if self.block_size is None else self.block_size)
+        check_at_least(1, block_size=self.block_size)
         self.policy.check(self.prompt)
 
     @cached_property

@@ -84,7 +84,7 @@ def replay(
 
 def check_replay(trace: Trace, policies: Sequence[Policy], block_size: int | None) -> None:
     """Raise ValueError if a policy does not fit a trace, or ``block_size`` is below 1."""
-    check_at_least(1, block_size=1 if block_size is None else block_size)
+    check_at_least(1, block_size=block_size)
     if (trace.positions != np.arange(trace.shape[3])).any():
         raise ValueError("positions must be 0, 1, 2, … to be replayed")
     for policy in policies:

@@ -16,7 +16,7 @@ from kvlab.fast.lab.steps import Steps, kept_steps, until_stopped
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.reference.simulator.trace import load_trace
 
-COMPARE = "compare --problems 1 --task jumps@fewest=8,most=10 --budget 60% --no-controls "
+COMPARE = "compare --problems 1 --task jumps@fewest=3,most=4 --budget 60% --no-controls "
 COMPARE += "--methods full;knorm;tova --workers 1"
 
 

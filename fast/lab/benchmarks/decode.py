@@ -106,7 +106,6 @@ def real(length: int, tokens: int, repeats: int) -> Part:
 
 
 def _contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> Iterator[Contender]:
-    """Yield the contenders, the full cache of transformers first."""
     yield stock(setting)
     if part.warm_up is not None:
         name = f"transformers full cache of {part.entries}"

@@ -160,7 +160,6 @@ def _implementation(
 
 
 def _finish(report: Report, as_json: bool) -> None:
-    """Print a report; end with exit code 1 if a case fails."""
     if as_json:
         print_json(to_plain(report))
     else:

@@ -60,7 +60,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Let SmolLM2 write under an engine's settings; compare with kvlab's specifications."""
-    check_at_least(1, prompts=prompts, tokens=tokens, budget=1 if budget is None else budget)
+    check_at_least(1, prompts=prompts, tokens=tokens, budget=budget)
     if method is not None:
         methods.parse(method)
     from kvlab.fast.lab.engines import agreement  # needs PyTorch

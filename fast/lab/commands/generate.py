@@ -1,7 +1,7 @@
 """``kvlab generate``: a model writes under a method, and says what that cost."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -42,8 +42,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue a text under a method, and print what it kept and how fast it was."""
-    check_at_least(1, max_new_tokens=max_new_tokens)
-    check_at_least(1, block_size=1 if block_size is None else block_size)
+    check_at_least(1, max_new_tokens=max_new_tokens, block_size=block_size)
     budgets = [] if budget is None else [budget]
     check_points([method], budgets)
     text = read_prompt(prompt, prompt_file, model)
@@ -55,17 +54,9 @@ def generate(
     network = load_model(model, device, dtype)
     try:
         with reporting(transient=True) as report, until_stopped("token") as stopped:
-            written = generation.generate(
-                network,
-                tokenizer,
-                text,
-                method,
-                budget,
-                block_size=block_size,
-                max_new_tokens=max_new_tokens,
-                report=report,
-                stopped=stopped,
-            )
+            how: Any = {"block_size": block_size, "max_new_tokens": max_new_tokens}
+            how |= {"report": report, "stopped": stopped}
+            written = generation.generate(network, tokenizer, text, method, budget, **how)
     except Exception as error:
         why = reason(error)
         refuse(f"{method}: {why['refusal']}", 1 if "failed" in why else 2)

@@ -36,16 +36,12 @@ def plan(
     check_at_least(0, host=host)
     check_choice(HARDWARE, gpu=gpu.lower())
     shape, runtime = find_shape(model), Runtime(host=host * 1e-6)
-    serving = planning.Serving(
-        shape, HARDWARE[gpu.lower()], prompt, length, batch, block_size, runtime
-    )
+    sizes = prompt, length, batch, block_size
+    serving = planning.Serving(shape, HARDWARE[gpu.lower()], *sizes, runtime)
     specs = read_methods(methods)
     check_points(specs, [budget], prompt + length)
-    title = planning.title(serving)
-    with (
-        reporting(transient=True) as report,
-        printing_rows(planning.COLUMNS, title, not json) as tell,
-    ):
+    printing = printing_rows(planning.COLUMNS, planning.title(serving), not json)
+    with reporting(transient=True) as report, printing as tell:
         found = planning.plan_methods(serving, specs, budget, report, tell)
     data = {"asked": asdict(serving), "methods": [asdict(row) for row in found.rows]}
     finish(data, found.rows, json, planning.CAPTION)

@@ -3,13 +3,12 @@
 from collections import Counter
 from typing import Annotated, Any
 
-from rich.markup import escape
-from rich.table import Table
 from typer import Exit, Option
 
 from kvlab.fast.lab.commands.options import PROCESSORS, Json, Workers
 from kvlab.fast.lab.proving import proved
-from kvlab.fast.lab.terminal import console, errors, print_json, reporting
+from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.terminal import errors, print_json, print_line, print_table, reporting
 from kvlab.reference import proofs
 from kvlab.reference.proofs import machine_checked
 
@@ -57,7 +56,7 @@ def prove(
     if json:
         print_json([_plain(result) for result in results])
     else:
-        console.print(proofs.count([result.claim for result in results]), highlight=False)
+        print_line(proofs.count([result.claim for result in results]))
     for result in results:
         if not result.as_expected:
             ends = f"{result.finding.verdict}, expected: {result.claim.expected}"
@@ -67,7 +66,6 @@ def prove(
 
 
 def _check_in_rocq(paper: str | None, as_json: bool) -> None:
-    """Show what Rocq says of each theorem; code 1 if it does not accept one."""
     results: list[machine_checked.Checked] = []
     chosen = machine_checked.theorems(paper)
     with reporting(transient=True) as report:
@@ -88,72 +86,64 @@ def _check_in_rocq(paper: str | None, as_json: bool) -> None:
 def _plain_theorem(result: machine_checked.Checked) -> dict[str, Any]:
     theorem = result.theorem
     return {
-        "paper": theorem.paper,
         "theorem": theorem.name,
-        "place": theorem.place,
-        "where": theorem.where,
+        **{name: getattr(theorem, name) for name in ("paper", "place", "where", "about", "python")},
         "verdict": result.verdict,
         "error": result.error,
         "axioms_of_the_file": list(result.axioms),
-        "about": theorem.about,
-        "python": theorem.python,
     }
 
 
 def _show_theorems(results: list[machine_checked.Checked]) -> None:
-    table = Table("file and line", "theorem, its place and its function", "verdict", expand=True)
-    table.show_lines = True
-    for each in results:
-        theorem, color = each.theorem, "red" if each.error else "green"
-        text = f"[bold]{theorem.name}[/]\n{escape(theorem.place)}\n{theorem.about}"
-        where = theorem.where.removeprefix(machine_checked.PLACE)
-        table.add_row(where, text, f"[{color}]{each.verdict}[/]")
-    console.print(table)
+    rows = [
+        (
+            each.theorem.where.removeprefix(machine_checked.PLACE),
+            f"{each.theorem.name}\n{each.theorem.place}\n{each.theorem.about}",
+            each.verdict,
+        )
+        for each in results
+    ]
+    headings = ("file and line", "theorem, its place and its function", "verdict")
+    print_table(Table(headings, rows, words=3))
     for paper, axioms in {each.theorem.paper: each.axioms for each in results}.items():
-        console.print(f"{paper}.v assumes {', '.join(axioms) or 'nothing'}", highlight=False)
+        print_line(f"{paper}.v assumes {', '.join(axioms) or 'nothing'}")
     accepted = sum(not each.error for each in results)
-    console.print(f"{accepted} of {len(results)} theorems accepted by Rocq", highlight=False)
+    print_line(f"{accepted} of {len(results)} theorems accepted by Rocq")
 
 
 def _plain(result: proofs.Result) -> dict[str, Any]:
-    claim, finding = result.claim, result.finding
+    claim = result.claim
     return {
-        "paper": claim.paper,
         "claim": claim.tag,
-        "kind": str(claim.kind),
         "check": claim.name,
-        "source": claim.source,
-        "statement": claim.statement,
-        "verdict": str(finding.verdict),
+        **{name: getattr(claim, name) for name in ("paper", "kind", "source", "statement")},
+        **vars(result.finding),
         "as_expected": result.as_expected,
-        "evidence": finding.evidence,
-        "counterexample": finding.counterexample,
-        "true_statement": finding.true_statement,
         "seconds": result.seconds,
     }
 
 
 def _show(results: list[proofs.Result]) -> None:
+    rows = [
+        (
+            each.claim.tag,
+            f"{each.claim.kind}: {each.claim.source}",
+            _described(each),
+            f"{each.seconds:.1f}",
+        )
+        for each in results
+    ]
     about = proofs.paper(results[0].claim.paper)
-    title = f"{about.title} ({about.source})"
-    table = Table(title=title, title_justify="left", expand=True, show_lines=True)
-    table.add_column("claim", no_wrap=True)
-    table.add_column("source", ratio=1)
-    table.add_column("statement and evidence", ratio=5)
-    table.add_column("s", justify="right", no_wrap=True)
-    for result in results:
-        source = f"{result.claim.kind}: {escape(result.claim.source)}"
-        seconds = f"{result.seconds:.1f}"
-        table.add_row(result.claim.tag, source, _described(result), seconds)
-    console.print(table)
+    headings = ("claim", "source", "statement and evidence", "s")
+    print_table(Table(headings, rows, words=3), f"{about.title} ({about.source})")
 
 
 def _described(result: proofs.Result) -> str:
-    finding, color = result.finding, "yellow" if result.finding.verdict.fails else "green"
+    finding = result.finding
     parts = {
-        f"[bold {color}]{finding.verdict}[/]": finding.evidence,
-        "[bold]counterexample[/]": finding.counterexample,
-        "[bold]what is true[/]": finding.true_statement,
+        str(finding.verdict): finding.evidence,
+        "counterexample": finding.counterexample,
+        "what is true": finding.true_statement,
     }
-    told = [f"{name}: {escape(text)}" for name, text in parts.items() if text]
-    return "\n".join([escape(result.claim.statement), *told])
+    told = [f"{name}: {text}" for name, text in parts.items() if text]
+    return "\n".join([result.claim.statement, *told])

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -49,21 +49,11 @@ def simulate(
     A budget in percent is that share of the trace's tokens.
     """
     recorded = load_trace(trace)
-    how = {"block_size": block_size, "threshold": threshold, "gap": gap, "exact": exact}
-    asked = {"methods": read_methods(methods), "budgets": read_budgets(budgets, "50%", "70%")}
-    with reporting() as report, kept_steps("simulate", trace=trace, **asked, **how) as steps:
-        found = simulation.simulate(
-            recorded,
-            asked["methods"],
-            asked["budgets"],
-            block_size=block_size,
-            threshold=threshold,
-            gap=gap,
-            exact=exact,
-            workers=workers,
-            report=report,
-            steps=steps,
-        )
+    asked: dict[str, Any] = {"block_size": block_size, "threshold": threshold}
+    asked |= {"gap": gap, "exact": exact, "specs": read_methods(methods)}
+    asked |= {"budgets": read_budgets(budgets, "50%", "70%")}
+    with reporting() as report, kept_steps("simulate", trace=trace, **asked) as steps:
+        found = simulation.simulate(recorded, **asked, workers=workers, report=report, steps=steps)
     if not json:
         print_table(tabulate(found.rows, simulation.COLUMNS), simulation.title(found.trace))
     finish([asdict(row) for row in found.rows], found.rows, json, simulation.CAPTION)

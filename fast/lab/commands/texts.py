@@ -1,5 +1,6 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +44,6 @@ from kvlab.fast.lab.sweep.summary import (
     FULL,
     LOSS,
     SOLVED,
-    Point,
     TaskSummary,
     joined,
     pooled,
@@ -143,12 +143,11 @@ def perplexity(
         controls=controls,
     )
     loading = {"dtype": dtype, "device": device, "parallel": parallel}
-    (found,), read_in = _run(sweep, COLUMNS, json, loading)
+    (found,), settings = _run(sweep, COLUMNS, json, loading)
     if not json:
-        size = "1 token" if feed == "steps" else f"{read_in} tokens"
+        size = "1 token" if feed == "steps" else f"{settings['block_size']} tokens"
         print_caption(f"rated in blocks of {size} · {CAPTION}")
     tested = _compared([*found.points, *found.controls], sweep, LOSS, json)
-    settings = asdict(replace(sweep, block_size=read_in))
     finish({"settings": settings} | found.plain() | tested, found.points, json)
 
 
@@ -207,8 +206,9 @@ def needle(
         controls=controls,
     )
     loading = {"dtype": dtype, "device": device, "parallel": parallel}
-    length = Column("length" if own is None else "variables", _first_option, width=10)
-    found, read_in = _run(sweep, (*WHERE, length, FOUND, AFTER_EVICTION), json, loading)
+    asked = "length" if own is None else "variables"
+    length = Column(asked, lambda point: re.split("[=,]", point.task)[1], width=10)
+    found, settings = _run(sweep, (*WHERE, length, FOUND, AFTER_EVICTION), json, loading)
     rows = joined(pooled(found))
     if not json:
         named = [row for row in rows if row.method in sweep.methods]
@@ -220,17 +220,13 @@ def needle(
 
     draw(found, depths).save(heat_map)
     data = {
-        "settings": asdict(replace(sweep, block_size=read_in)),
+        "settings": settings,
         "rows": list(map(asdict, rows)),
         "lengths": [each.plain() for each in found],
         **tested,
     }
     points = [point for each in found for point in each.points]
     finish(data, points, json, written=f"heat map: {heat_map}")
-
-
-def _first_option(point: Point) -> str:
-    return point.task.partition("=")[2].partition(",")[0]
 
 
 def _own_task(model: str | None, text: Path | None, **only: object) -> str | None:
@@ -273,18 +269,16 @@ def _pairs(text: str, specs: Sequence[str]) -> Any:
 
 def _run(
     sweep: Sweep, columns: Sequence[Column], as_json: bool, loading: dict[str, str | None]
-) -> tuple[list[TaskSummary], int | None]:
-    """Run a sweep in memory and print what it finds; return it, and the block size."""
+) -> tuple[list[TaskSummary], dict[str, Any]]:
+    """Run a sweep in memory and print what it finds; return it, and what was asked."""
     check_points(sweep.methods, sweep.budgets)
     title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
-    with (
-        reporting(transient=True) as report,
-        printing_rows(columns, title, not as_json) as tell,
-    ):
+    rows = printing_rows(columns, title, not as_json)
+    with reporting(transient=True) as report, rows as tell:
         results = run_in_memory(sweep, 0, report, tell, **loading)
     found = summarise(results)
     check_any([point for each in found for point in each.points])
-    return found, next(results.plan.jobs()).block_size
+    return found, asdict(replace(sweep, block_size=next(results.plan.jobs()).block_size))
 
 
 def _compared(

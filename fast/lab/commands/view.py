@@ -68,8 +68,7 @@ def view(
     specs = read_methods(methods)
     check_points(specs, [budget])
     check_at_least(0, threshold=threshold)
-    check_at_least(1, max_new_tokens=max_new_tokens, most_values=most_values)
-    check_at_least(1, block_size=1 if block_size is None else block_size)
+    check_at_least(1, max_new_tokens=max_new_tokens, most_values=most_values, block_size=block_size)
     check_output("output", output)
     with working("loading"):
         without_text = prompt is None and prompt_file is None
@@ -86,20 +85,10 @@ def view(
             else:
                 text = read_prompt(prompt, prompt_file, model)
                 source = viewing.text_source(text, directory, max_new_tokens)
-    with (
-        reporting(transient=True) as report,
-        printing_rows(viewing.COLUMNS, wanted=not json) as tell,
-    ):
-        found = viewing.record_methods(
-            source,
-            specs,
-            budget,
-            block_size=block_size,
-            threshold=threshold,
-            most_values=most_values,
-            report=report,
-            tell=tell,
-        )
+    how = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
+    rows = printing_rows(viewing.COLUMNS, wanted=not json)
+    with reporting(transient=True) as report, rows as tell:
+        found = viewing.record_methods(source, specs, budget, report=report, tell=tell, **how)
     viewing.write_viewer(found.timeline, output)
     facts = {"file": str(output), "file_bytes": output.stat().st_size, "model": source.name}
     data = {**facts, "methods": [asdict(row) for row in found.rows]}

@@ -1,5 +1,6 @@
 """What runs a comparison: the NumPy reference, or the same policies in PyTorch."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvlab.fast.models import stored_directory
 from kvlab.reference.checks import check_choice
 from kvlab.reference.generate import generate
 from kvlab.reference.measure import Measurement, teacher_forced
@@ -71,6 +73,25 @@ def dtype_of(model: str | Path, backend: str) -> str:
 
     dtype = load_configuration(model).dtype
     return AS_STORED if dtype is None else str(dtype).removeprefix("torch.")
+
+
+WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "added_tokens")
+"""Beginnings of the names of files, besides the weights, that change what a model writes."""
+
+
+def fingerprint(location: str) -> str:
+    """Hash model and tokenizer in a directory; return an id on the hub with its last revision."""
+    directory = Path(location)
+    if not directory.is_dir():
+        stored = stored_directory(location)
+        return f"{location}@{Path(stored).name}" if stored else location
+    total = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(WHAT_MATTERS) or path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(f"{path.name} {digest}\n".encode())
+    return total.hexdigest()[:24]
 
 
 def load_encoder(model: str | Path, backend: str) -> Callable[[str], list[int]]:
@@ -152,15 +173,9 @@ class ReferenceBackend(Backend):
     def write(self, policy: Policy, request: Request) -> list[Answer]:
         if request.text:
             raise ValueError("questions after a compressed text need backend = 'fast'")
-        solutions: Any = request.solutions or [None] * len(request.prompts)
-        return [
-            self._answer(policy, request, *each)
-            for each in zip(request.prompts, solutions, strict=True)
-        ]
+        return [self._answer(policy, request, row) for row in range(len(request.prompts))]
 
-    def _answer(
-        self, policy: Policy, request: Request, prompt: Sequence[int], solution: Any
-    ) -> Answer:
+    def _answer(self, policy: Policy, request: Request, row: int) -> Answer:
         evictions: list[int] = []
 
         def watch(block: Block, result: StepResult) -> None:
@@ -171,10 +186,10 @@ class ReferenceBackend(Backend):
         written = generate(
             self.model,
             policy,
-            prompt,
+            request.prompts[row],
             request.limit,
             request.stop,
-            solution=solution,
+            solution=request.solutions[row] if request.solutions else None,
             block_size=request.block_size,
             watch=watch,
         )

@@ -132,7 +132,7 @@ def cut_windows(
     """
     check_at_least(2, window=window)
     check_between(1, window - 1, prompt=prompt)
-    check_at_least(1, most=1 if most is None else most)
+    check_at_least(1, most=most)
     ends = range(window, len(tokens) + 1, window)
     if not ends:
         raise ValueError(f"the text has {len(tokens)} tokens, too few for window = {window}")

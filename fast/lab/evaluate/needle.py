@@ -38,7 +38,6 @@ def haystack(
 def _prompt_of(
     tokenizer: Any, hay: str, hidden: task.Needle, depth: float, length: int, chat: bool
 ) -> str:
-    """Shorten the hay until everything fits."""
     while True:
         body = task.hide(hay, hidden.sentence, depth)
         prompt = _framed(tokenizer, f"{body}\n\n{hidden.question}", hidden.opening, chat)
@@ -64,7 +63,6 @@ def _ids(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def _answer_of(tokenizer: Any, prompt: str, answer: str, chat: bool) -> list[int]:
-    """Return the answer's ids as they follow the prompt."""
     before, whole = _ids(tokenizer, prompt, chat), _ids(tokenizer, prompt + answer, chat)
     if whole[: len(before)] == before:
         return whole[len(before) :]

@@ -244,6 +244,8 @@ class Rated(Task):
 
     def __post_init__(self) -> None:
         check_choice(("steps", "blocks"), feed=self.feed)
+        options = vars(self).items()
+        check_at_least(1, **{name: value for name, value in options if type(value) is int})
 
     def problems(self, count: int, seed: int) -> Sequence[Any]:
         return ()
@@ -328,10 +330,6 @@ class Haystack(Rated):
     chat: bool = False
     """Apply the chat template."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, length=self.length, depths=self.depths)
-
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
         from kvlab.fast.lab.evaluate.needle import haystack
 
@@ -357,10 +355,6 @@ class Definitions(Rated):
     depths: int = 5
     """Depths, evenly spaced from the first definition to the last; problems take them in turn."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, depths=self.depths)
-
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
         depths = np.linspace(0, 1, self.depths)
         found = []
@@ -380,10 +374,6 @@ class Chat(Rated):
 
     tokens: int = 160
     """Tokens of an answer, at most."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, tokens=self.tokens)
 
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
         """Take questions in an order drawn by seed; ValueError if there are too few."""

@@ -25,11 +25,11 @@ from kvlab.fast.lab.evaluate.backends import (
     Backend,
     FastBackend,
     Request,
+    fingerprint,
     load_backend,
 )
 from kvlab.fast.lab.evaluate.tasks import Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, most_entries, reason, tokens_after
-from kvlab.fast.lab.sweep.fingerprints import fingerprint
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
@@ -145,7 +145,6 @@ def do_job(job: Job) -> list[Result]:
 
 
 def _figures(job: Job, questions: Sequence[Question]) -> dict[int, Figures]:
-    """Return what is found of each problem, by its number."""
     found: dict[int, Figures] = {each.number: {} for each in questions}
     solve = _rate if job.drafts or isinstance(find_task(job.task), Rated) else _solve
     measured = [each for each in questions if each.number < job.first + job.measured]

@@ -20,7 +20,6 @@ from kvlab.fast.lab.evaluate.controls import controls_of
 from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, built
-from kvlab.fast.lab.sweep.fingerprints import fingerprint
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
@@ -56,12 +55,10 @@ class Part:
     drafts: bool
 
     def __post_init__(self) -> None:
-        check_at_least(1, problems=self.problems, batch=self.batch)
+        check_at_least(1, problems=self.problems, batch=self.batch, block_size=self.block_size)
         check_at_least(0, measured=self.measured, seed=min(self.seeds))
-        if self.block_size is not None:
-            check_at_least(1, block_size=self.block_size)
-            if self.measured:
-                raise ValueError("measured must be 0 with block_size: prompts are measured at once")
+        if self.measured and self.block_size is not None:
+            raise ValueError("measured must be 0 with block_size: prompts are measured at once")
         task = find_task(self.task)
         if self.to_first_error and (isinstance(task, Rated) or not task.one_answer):
             raise ValueError(
@@ -434,7 +431,10 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
     )
     for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
         location = model_location(model, hub=sweep.backend == "fast")
-        encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)
+        encode, mark = (
+            backends.load_encoder(location, sweep.backend),
+            backends.fingerprint(location),
+        )
         plan.dtypes[model] = backends.dtype_of(location, sweep.backend)
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
@@ -457,7 +457,6 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
 
 
 def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
-    """Return a task's prompts and solutions, of all seeds."""
     task, tokenizer = find_task(part.task), None
     if isinstance(task, Rated):
         from kvlab.fast.models.loading import load_tokenizer_of

@@ -92,7 +92,6 @@ def write_comparison(found: Results, path: Path) -> None:
 
 
 def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
-    """Return a row for every point, with the columns of ``kvlab compare --json``."""
     return [
         {"model": each.model, **plain(point)}
         for each in summaries
@@ -101,7 +100,6 @@ def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
 
 
 def _test_rows(summaries: Sequence[TaskSummary], kind: str) -> list[dict[str, Any]]:
-    """Return a row for every test of two methods: the ``tests``, or the ``gains``."""
     return [
         {
             "model": each.model,

@@ -106,12 +106,12 @@ def choose_engine(name: str, workers: int | None = None, gpus: float | None = No
     of the Ray engine, None takes 1 if the cluster has any.
     """
     check_choice(ENGINES, engine=name)
-    check_at_least(1, workers=1 if workers is None else workers)
+    check_at_least(1, workers=workers)
     if name == "local":
         if gpus is not None:
             raise ValueError("gpus can only be given with engine = 'ray'")
         return in_this_process if workers is None else partial(in_processes, workers=workers)
-    check_at_least(0, gpus=0 if gpus is None else gpus)
+    check_at_least(0, gpus=gpus)
     from kvlab.fast.lab.sweep.cluster import on_cluster
 
     return partial(on_cluster, workers=workers, gpus=gpus)

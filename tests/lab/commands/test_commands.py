@@ -17,9 +17,6 @@ from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import print_table
 
-for needed in ("torch", "transformers"):
-    pytest.importorskip(needed)
-
 
 def commands(group, *path):
     for name, each in group.commands.items():

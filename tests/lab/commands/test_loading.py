@@ -6,17 +6,16 @@ import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
+import huggingface_hub
 import pytest
+import torch
+import transformers
 
 from kvlab.fast import models
+from kvlab.fast.models import loading
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-huggingface_hub = pytest.importorskip("huggingface_hub")
-loading = pytest.importorskip("kvlab.fast.models.loading")
 
 TEXTS = [text for p in reasoning.held_out(20) for text in (p.prompt, p.solution, p.text)]
 
@@ -131,7 +130,9 @@ def hub(monkeypatch):
 
     with HTTPServer(("127.0.0.1", 0), Hub) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        use(ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HUB_OFFLINE=False)
+        address = f"http://127.0.0.1:{server.server_port}"
+        files = f"{address}/{{repo_id}}/{{revision}}/{{filename}}"
+        use(ENDPOINT=address, HUGGINGFACE_CO_URL_TEMPLATE=files, HF_HUB_OFFLINE=False)
         yield use
         server.shutdown()
     models.hub_answers.cache_clear()

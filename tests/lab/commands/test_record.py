@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from models import prompts, tiny
 from tolerances import FLOAT32_LOGITS
 
+from kvlab.fast.lab import recording
+from kvlab.fast.models import loading
 from kvlab.reference import Transformer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.trace import load_trace, record_trace, save_trace
 from kvlab.reference.tasks import reasoning
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-loading = pytest.importorskip("kvlab.fast.models.loading")
-recording = pytest.importorskip("kvlab.fast.lab.recording")
 
 WRITTEN = 12
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from noise import noise
 
-from kvlab.fast.lab import simulation
+from kvlab.fast.lab import generation, simulation
 from kvlab.fast.lab.planning import pays_from
 from kvlab.fast.lab.steps import Steps
 from kvlab.fast.models import is_fetched
@@ -21,10 +21,6 @@ from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-generation = pytest.importorskip("kvlab.fast.lab.generation")
 
 PROBLEM = reasoning.held_out(1)[0]
 PROMPT = len(PROBLEM.prompt.split(" "))

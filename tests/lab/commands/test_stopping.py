@@ -12,9 +12,6 @@ from typer.testing import CliRunner
 from kvlab.fast.lab.cli import app
 from kvlab.reference.processes import process_pool
 
-for needed in ("torch", "transformers"):
-    pytest.importorskip(needed)
-
 BROKEN = '''
 """Fails."""
 
@@ -45,7 +42,7 @@ class Broken(Method):
             raise KeyError("depth")
         return Policy(self.name, Failing(), EveryBlock(), Edges(recent=4), Entries(budget))
 '''
-COMPARE = "compare --problems 1 --task jumps@fewest=8,most=10 --budget 60% --no-controls"
+COMPARE = "compare --problems 1 --task jumps@fewest=3,most=4 --budget 60% --no-controls"
 NEEDLE = "needle --trials 1 --depths 1 --heat-map OUT"
 
 

@@ -3,28 +3,26 @@
 import json
 
 import pytest
+import torch
 from models import tiny
 from sweeping import made
 from texts import byte_model
 from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from kvlab.fast import compress  # noqa: E402
-from kvlab.fast.lab.cli import app  # noqa: E402
-from kvlab.fast.lab.engines import agreement  # noqa: E402
-from kvlab.fast.lab.evaluate.backends import Request, load_backend  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import Passage, rate  # noqa: E402
-from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests  # noqa: E402
-from kvlab.fast.lab.evaluate.tasks import Question, Windows, find_task  # noqa: E402
-from kvlab.fast.lab.points import NOTHING, After, tokens_after  # noqa: E402
-from kvlab.fast.lab.sweep.compare import run_in_memory  # noqa: E402
-from kvlab.fast.lab.sweep.plan import Sweep  # noqa: E402
-from kvlab.fast.lab.sweep.summary import LOSS, summarise  # noqa: E402
-from kvlab.reference import methods  # noqa: E402
-from kvlab.reference.models import reasoner_directory  # noqa: E402
+from kvlab.fast import compress
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.engines import agreement
+from kvlab.fast.lab.evaluate.backends import Request, load_backend
+from kvlab.fast.lab.evaluate.likelihood import Passage, rate
+from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
+from kvlab.fast.lab.evaluate.tasks import Question, Windows, find_task
+from kvlab.fast.lab.points import NOTHING, After, tokens_after
+from kvlab.fast.lab.sweep.compare import run_in_memory
+from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.summary import LOSS, summarise
+from kvlab.reference import methods
+from kvlab.reference.models import reasoner_directory
 
 TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
 PASSAGES = [Passage(TEXT[:7], TEXT[7:]), Passage(TEXT[:5], TEXT[9:30])]

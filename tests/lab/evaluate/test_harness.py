@@ -15,7 +15,6 @@ from texts import byte_model, write_task
 from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
 
-pytest.importorskip("torch")
 lm_eval = pytest.importorskip("lm_eval")
 
 from lm_eval.api.registry import get_model  # noqa: E402

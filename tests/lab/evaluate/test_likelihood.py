@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 from tolerances import FLOAT32_LOGITS, FLOAT64
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from kvlab.fast import methods  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods  # noqa: E402
-from kvlab.fast.models.loading import load  # noqa: E402
-from kvlab.reference import Transformer  # noqa: E402
-from kvlab.reference import methods as reference  # noqa: E402
-from kvlab.reference.generate import advance, start  # noqa: E402
-from kvlab.reference.models import reasoner_directory  # noqa: E402
-from kvlab.reference.tasks import reasoning  # noqa: E402
-from kvlab.reference.transformer import load_tokenizer  # noqa: E402
+from kvlab.fast import methods
+from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods
+from kvlab.fast.models.loading import load
+from kvlab.reference import Transformer
+from kvlab.reference import methods as reference
+from kvlab.reference.generate import advance, start
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.transformer import load_tokenizer
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
 PROBLEMS = reasoning.held_out(3)

@@ -5,9 +5,6 @@ import re
 import pytest
 from texts import byte_model
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from kvlab.fast.lab.evaluate.needle import haystack
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.models.loading import load, load_tokenizer_of

@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers")
-
 from build import observation
 
 from kvlab.fast.lab.evaluate.backends import Request, load_backend

@@ -8,13 +8,10 @@ from sweeping import made
 from texts import byte_model
 from tolerances import FLOAT32_LOGITS, FLOAT64
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, rate  # noqa: E402
-from kvlab.fast.lab.generation import token_ids  # noqa: E402
-from kvlab.fast.lab.sweep.summary import against_full  # noqa: E402
-from kvlab.fast.models.loading import load  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, rate
+from kvlab.fast.lab.generation import token_ids
+from kvlab.fast.lab.sweep.summary import against_full
+from kvlab.fast.models.loading import load
 
 TEXT = "The cat sat on the mat. It was a grey cat, and it was asleep. " * 6
 

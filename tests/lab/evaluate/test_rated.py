@@ -11,10 +11,6 @@ from outside import methods_named
 from texts import byte_model
 from tolerances import DECIMALS
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("pyarrow")
-
 from kvlab.fast.lab.evaluate.likelihood import cut_windows, rate
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.generation import token_ids

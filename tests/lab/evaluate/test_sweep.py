@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate import backends
+from kvlab.fast.lab.evaluate.backends import fingerprint
 from kvlab.fast.lab.sweep import jobs as doing
-from kvlab.fast.lab.sweep.fingerprints import fingerprint
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
 from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, only, read_sweep
 from kvlab.fast.lab.sweep.run import (
@@ -137,7 +137,7 @@ def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeyp
 
 
 def test_a_model_of_the_hub_is_one_revision_of_it(monkeypatch):
-    at = "kvlab.fast.lab.sweep.fingerprints.stored_directory"
+    at = "kvlab.fast.lab.evaluate.backends.stored_directory"
     monkeypatch.setattr(at, {"some/model": "/hub/snapshots/0123abc"}.get)
     assert fingerprint("some/model") == "some/model@0123abc"
     assert fingerprint("other/model") == "other/model"
