@@ -37,8 +37,9 @@ FAST_PACKAGES = {
     "kernels": set(),
     "engine": {"kernels"},
     "huggingface": {"engine", "kernels"},
+    "vllm": {"engine", "kernels", FRONT},
     "models": {"engine", "huggingface"},
-    "lab": {"engine", "kernels", "huggingface", "models", FRONT},
+    "lab": {"engine", "kernels", "huggingface", "vllm", "models", FRONT},
 }
 """The packages of the fast side, and those that each may import beside all of the reference."""
 

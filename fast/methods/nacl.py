@@ -45,7 +45,8 @@ class ProxyAndSample(Score[reference.ProxyAndSample]):
         N, G, n = seen.positions.shape
         noise = np.zeros((N, G, n))
         for number, count in enumerate(seen.cache.counts):
-            rng = np.random.default_rng([self.spec.options.seed, seen.layer])
+            layer = seen.numbers[number // seen.cache.sequences]
+            rng = np.random.default_rng([self.spec.options.seed, layer])
             noise[number, :, n - count :] = rng.gumbel(size=(G, count))
         return torch.from_numpy(noise).to(seen.queries)
 

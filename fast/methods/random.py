@@ -17,8 +17,9 @@ class Draw(Score[reference.Draw]):
 
     def observe(self, state: State, seen: Observation) -> None:
         if "layer" not in state.stream:
-            layer = torch.tensor(seen.layer, device=seen.positions.device)
-            state.stream["layer"] = layer.expand(len(seen.positions), 1, 1)
+            layers = torch.tensor(seen.numbers, device=seen.positions.device)
+            sequences = len(seen.positions) // len(layers)
+            state.stream["layer"] = layers.repeat_interleave(sequences)[:, None, None]
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         self.observe(state, seen)

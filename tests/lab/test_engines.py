@@ -43,7 +43,7 @@ def test_each_interpreter_has_a_folder_of_its_own_for_what_pip_installs(monkeypa
 
     monkeypatch.setattr(engines.subprocess, "run", fake)
     monkeypatch.setattr(engines.shutil, "which", lambda name: name)
-    for engine in engines.INSTALL:
+    for engine in engines.WORKERS:
         engines.install(engine)
         assert engines.launch(engine)[-1] == str(engines.folder(engine))
     other = SimpleNamespace(cache_tag="cpython-399")

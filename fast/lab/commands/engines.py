@@ -27,11 +27,13 @@ COLUMNS = [
 
 
 @app.command()
-def install(engine: Annotated[str, Argument(help="openvino or llama.cpp.")]) -> None:
-    """Install an engine into a folder of its own, and fetch SmolLM2 as a file that it reads."""
+def install(engine: Annotated[str, Argument(help="openvino, llama.cpp or vllm.")]) -> None:
+    """Install an engine into a folder of its own, and SmolLM2 as a file that openvino and llama.cpp
+    read.
+    """
     check_choice(engines.INSTALL, engine=engine)
     engines.install(engine)
-    if not gguf_file("smollm2").is_file():
+    if engine in engines.WORKERS and not gguf_file("smollm2").is_file():
         with working("fetching and writing SmolLM2"):
             from kvlab.fast.models import fetching
 

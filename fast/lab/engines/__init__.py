@@ -19,12 +19,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kvlab import reference
 from kvlab.fast.models import cache_directory
 
 HERE = Path(__file__).parent
+PACKAGES = (str(Path(reference.__file__).parent), str(HERE.parents[1]))
 INSTALL: Mapping[str, tuple[str, ...]] = {
     "openvino": (sys.executable, "-m", "pip", "install", "openvino-genai==2026.4.1.0", "--target"),
     "llama.cpp": ("npm", "install", "node-llama-cpp@3.22.1", "--prefix"),
+    "vllm": (sys.executable, str(HERE / "vllm_environment.py"), *PACKAGES),
 }
 """Command that installs each engine; a folder follows."""
 WORKERS: Mapping[str, tuple[str, ...]] = {
@@ -51,6 +54,12 @@ def install(engine: str) -> None:
             raise OSError(f"{engine} could not be installed: {shlex.join(command)} FOLDER")
         shutil.rmtree(target, ignore_errors=True)
         Path(room, "engine").replace(target)
+
+
+def python(engine: str) -> str | None:
+    """Return the Python of an engine's environment; None if it is not installed."""
+    found = folder(engine) / "bin" / "python"
+    return str(found) if found.is_file() else None
 
 
 def launch(engine: str) -> list[str]:

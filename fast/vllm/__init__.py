@@ -1,0 +1,38 @@
+"""The methods inside vLLM, through its own extension points: evicted blocks go back to the pool.
+
+`register` is the entry point of the group ``vllm.general_plugins``. vLLM's ``additional_config``
+says what to do: ``{"kvlab": {"method": "caote:h2o", "budget": 1024}}``; without it vLLM's own
+classes are used as they are.
+
+| module | process | what it does |
+|---|---|---|
+| `settings` | all | what was configured, and what is refused |
+| `points` | all | what of vLLM is used, so that another version is refused by name |
+| `backend` | worker | the platform's attention, over the kept blocks |
+| `requests`, `blocks` | worker | what a request's score remembers; decisions; reading blocks |
+| `connector` | both | says to the worker who is in its batch, to the scheduler what was evicted |
+| `manager` | scheduler | frees blocks, and admits only requests that will never be preempted |
+"""
+
+import logging
+
+CONNECTOR = "KvlabConnector"
+"""Name of the connector, for vLLM's ``kv_transfer_config``."""
+WRAPPED = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
+"""Attention backends that are wrapped; those for GPUs were never run."""
+
+
+def register() -> None:
+    """Tell vLLM where the connector and the attention are; both are imported if they are used."""
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+        for name in WRAPPED:
+            register_backend(AttentionBackendEnum[name], f"{__name__}.backend.{name}")
+        try:
+            KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
+        except ValueError:
+            KVConnectorFactory.register_connector(CONNECTOR, f"{__name__}.connector", CONNECTOR)
+    except (ImportError, AttributeError, KeyError) as error:
+        logging.getLogger("kvlab").warning("kvlab does not know this version of vLLM: %s", error)

@@ -1,0 +1,129 @@
+"""Attention over the kept blocks: the platform's own, with a table that lacks the evicted ones.
+
+Keys are rotated before they are stored, so nothing but the table and the lengths changes.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from vllm.config import get_current_vllm_config
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+from kvlab.fast.vllm import WRAPPED
+from kvlab.fast.vllm.settings import Settings, UnsupportedError, settings_of
+
+OWN = {
+    "CPU_ATTN": ("cpu_attn", "CPUAttention"),
+    "FLASH_ATTN": ("flash_attn", "FlashAttention"),
+    "TRITON_ATTN": ("triton_attn", "TritonAttention"),
+}
+"""Module and class names of vLLM's backends."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What metadata were built from, so that they can be built again for fewer blocks."""
+
+    builder: Any
+    common: Any
+
+    def again(self, **changed: Any) -> Any:
+        """Return metadata for another table and other lengths."""
+        common = self.common.replace(**changed)
+        return super(Evicting, self.builder).build(0, common)
+
+
+class Evicting:
+    """Mixed into a builder of metadata."""
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **given: Any):
+        """Build what the platform builds, and note from what."""
+        build = super().build  # type: ignore[misc]
+        metadata = build(common_prefix_len, common_attn_metadata, *args, **given)
+        metadata.kvlab = Offered(self, common_attn_metadata)
+        return metadata
+
+    def use_cascade_attention(self, *args: Any, **given: Any) -> bool:
+        """Read no prefix apart: the table of each request is its own."""
+        return False
+
+
+class Observed:
+    """Mixed into an implementation of attention."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        for name in ("alibi_slopes", "sinks"):
+            if getattr(self, name, None) is not None:
+                raise UnsupportedError(f"kvlab: no score reads attention with {name}")
+
+    def forward(
+        self,
+        layer: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        kv_cache: Any,
+        attn_metadata: Any,
+        *args: Any,
+        **given: Any,
+    ) -> Any:
+        """Attend to the kept blocks, and note the queries."""
+        forward = super().forward  # type: ignore[misc]
+        batch = None
+        if attn_metadata is not None and has_kv_transfer_group():
+            batch = get_kv_transfer_group().requests.batch(attn_metadata)
+        if batch is None:
+            return forward(layer, query, key, value, kv_cache, attn_metadata, *args, **given)
+        found = forward(layer, query, key, value, kv_cache, batch.metadata, *args, **given)
+        batch.attended(self, layer, query)
+        return found
+
+
+def wrapped(name: str) -> type:
+    """Return one of vLLM's backends, which evicts blocks if that is configured."""
+    module, prefix = OWN[name]
+    found = import_module(f"vllm.v1.attention.backends.{module}")
+    own = getattr(found, f"{prefix}Backend")
+
+    class Backend(own):
+        """The platform's backend, or parts that evict blocks where kvlab is configured."""
+
+        configured: Settings | None = None
+        """Of the model that was built last: vLLM tells it to attention layers alone."""
+
+        @staticmethod
+        def get_impl_cls() -> type:
+            Backend.configured = settings_of(get_current_vllm_config())
+            return Backend.with_part(Observed, own.get_impl_cls())
+
+        @staticmethod
+        def get_builder_cls() -> type:
+            return Backend.with_part(Evicting, own.get_builder_cls())
+
+        @classmethod
+        def with_part(cls, part: type, own: type) -> type:
+            """Return a class of vLLM with a part of kvlab, or as it is."""
+            if cls.configured is None:
+                return own
+            return type(own.__name__, (part, own), {"settings": cls.configured})
+
+        @classmethod
+        def customize_spec(cls, spec: Any) -> Any:
+            spec = own.customize_spec(spec)
+            if cls.configured is None:
+                return spec
+            from kvlab.fast.vllm.manager import evicting
+
+            return evicting(spec, cls.configured)
+
+    Backend.__name__ = own.__name__
+    return Backend
+
+
+def __getattr__(name: str) -> type:
+    if name in WRAPPED:
+        globals()[name] = wrapped(name)
+        return globals()[name]
+    raise AttributeError(name)

@@ -1,0 +1,150 @@
+"""The connector: tells the worker who is where in its batch, and the scheduler what was evicted."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+
+from kvlab.fast.vllm.manager import Account, EvictingManager, EvictingSpec
+from kvlab.fast.vllm.metrics import Counted, Exported
+from kvlab.fast.vllm.requests import Place, Requests
+from kvlab.fast.vllm.settings import UnsupportedError, settings_of
+
+logger = logging.getLogger("vllm.kvlab")
+
+
+@dataclass
+class Places(KVConnectorMetadata):
+    """Scheduler to worker: where every request stands in the step."""
+
+    of_block: dict[int, Place]
+    """By the block to which the request's last token is written."""
+    ended: set[str]
+
+
+@dataclass
+class Evictions(KVConnectorWorkerMetadata):
+    """Worker to scheduler: request, turn, and the numbers of its blocks that were evicted."""
+
+    blocks: list[tuple[str, int, tuple[int, ...]]]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Return what all workers evicted, which is the same."""
+        assert isinstance(other, Evictions) and self.blocks == other.blocks
+        return self
+
+
+class KvlabConnector(KVConnectorBase_V1):
+    """Both sides of the connector."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        settings = settings_of(vllm_config)
+        if settings is None:
+            raise UnsupportedError(
+                "KvlabConnector needs additional_config: "
+                '{"kvlab": {"method": "caote:h2o", "budget": 1024}}'
+            )
+        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+        if [type(spec) for spec in specs] != [EvictingSpec]:
+            raise UnsupportedError(
+                f"kvlab: every layer must have full attention by a backend of kvlab, not {specs}"
+            )
+        self.settings, self.counted = settings, Counted()
+        self.requests = Requests(settings)
+        if role is KVConnectorRole.SCHEDULER:
+            logger.info(
+                "kvlab evicts by %s: %d blocks of %d tokens stay of every request",
+                *(settings.method, settings.blocks, settings.block),
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    # --- the scheduler's side ---
+
+    @property
+    def manager(self) -> EvictingManager:
+        """The manager of the blocks."""
+        assert self._kv_cache_manager is not None
+        (manager,) = self._kv_cache_manager.coordinator.single_type_managers
+        assert isinstance(manager, EvictingManager)
+        return manager
+
+    def on_new_request(self, request: Any) -> None:
+        self.manager.accounts[request.request_id] = Account(request, self.settings)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Places:
+        places, manager = {}, self.manager
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            account = manager.accounts[request_id]
+            seen = account.request.num_computed_tokens + tokens
+            block = manager.req_to_blocks[request_id][(seen - 1) // self.settings.block]
+            place = Place(request_id, account.turn, account.read, seen, tokens, account.last)
+            places[block.block_id] = place
+        return Places(places, set(scheduler_output.finished_req_ids))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        for evicted in meta.blocks if isinstance(meta, Evictions) else ():
+            self.manager.evict(*evicted)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        account = self.manager.accounts.pop(request.request_id, None)
+        if account is not None:
+            self.counted.add(account)
+            logger.info("kvlab: request %s: %s", request.request_id, account.summary())
+        return False, None
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        return
+
+    def get_kv_connector_stats(self) -> Counted | None:
+        found, self.counted = self.counted, Counted()
+        return None if self.role is KVConnectorRole.WORKER or found.is_empty() else found
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counted:
+        return Counted(data=data) if data else Counted()
+
+    @classmethod
+    def build_prom_metrics(cls, *given: Any) -> Exported:
+        return Exported(*given)
+
+    # --- the worker's side ---
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self.requests.caches = kv_caches
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if isinstance(connector_metadata, Places):
+            self.requests.begin(connector_metadata.of_block, connector_metadata.ended)
+
+    def build_connector_worker_meta(self) -> Evictions | None:
+        evicted = self.requests.end()
+        return Evictions(evicted) if evicted else None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return

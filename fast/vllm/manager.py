@@ -1,0 +1,155 @@
+"""The scheduler's side: evicted blocks go back to the pool, and nobody is ever preempted."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from kvlab.fast.vllm.settings import Settings, UnsupportedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictingSpec(FullAttentionSpec):
+    """Full attention whose blocks are evicted."""
+
+    reads_prompts: bool = True
+    """Whether a score has to see what the tokens of a prompt attend to."""
+
+    @classmethod
+    def merge(cls, specs: Sequence["EvictingSpec"]) -> "EvictingSpec":
+        return replace(super().merge(list(specs)), reads_prompts=specs[0].reads_prompts)
+
+
+def evicting(spec: Any, settings: Settings) -> EvictingSpec:
+    """Return the specification of a layer's cache, for blocks that are evicted."""
+    if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size:
+        raise UnsupportedError(f"kvlab: every layer must have full attention, not {spec}")
+    given = {each.name: getattr(spec, each.name) for each in fields(spec)}
+    return EvictingSpec(**given, reads_prompts=settings.reads_prompts)
+
+
+@dataclass(eq=False)
+class Account:
+    """What a request holds."""
+
+    request: Any
+    settings: Settings
+    freed: int = 0
+    evicted: int = 0
+    """Blocks that were evicted; those that other requests still read are not freed."""
+    most: int = 0
+    """Blocks held at most."""
+    read: int = 0
+    """Tokens that count as the prompt."""
+    turn: int = 0
+    """How often the request was preempted."""
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the text so far as the prompt."""
+        self.read, self.turn = self.request.num_tokens, self.request.num_preemptions
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether somebody has taken all blocks from the request since it began."""
+        return self.turn != self.request.num_preemptions
+
+    @property
+    def last(self) -> int:
+        """Tokens that the request has at most when it ends."""
+        written = self.request.num_prompt_tokens + self.request.max_tokens
+        return max(self.read, min(written, self.settings.longest))
+
+    @property
+    def reserved(self) -> int:
+        """Blocks that the request holds at most."""
+        return self.settings.most_blocks(self.read, self.last)
+
+    def summary(self) -> str:
+        """Say in a line what was evicted."""
+        held = f"{self.most} blocks held at most, {self.settings.blocks} is the budget"
+        if not self.evicted:
+            return f"nothing was evicted: the budget had no effect ({held})"
+        return f"{self.evicted} blocks evicted, {self.freed} given back to the pool ({held})"
+
+
+class EvictingManager(FullAttentionManager):
+    """Blocks of requests that evict some.
+
+    A request is admitted when the pool has room for what it and all that run can hold at most; so
+    none is ever preempted, and none has to be read again in another way than it was written.
+    """
+
+    def __init__(self, kv_cache_spec: EvictingSpec, **given: Any) -> None:
+        super().__init__(kv_cache_spec, **given)
+        self.accounts: dict[str, Account] = {}
+
+    def evict(self, request_id: str, turn: int, blocks: Iterable[int]) -> int:
+        """Take back blocks that the worker has evicted; return how many."""
+        account, held = self.accounts.get(request_id), self.req_to_blocks.get(request_id)
+        if account is None or not held or account.turn != turn:
+            return 0
+        leaving = [held[index] for index in blocks]
+        self.block_pool.free_blocks(reversed(leaving))
+        for index in blocks:
+            held[index] = self._null_block
+        account.evicted += len(leaving)
+        account.freed += sum(block.ref_cnt == 0 for block in leaving)
+        return len(leaving)
+
+    def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **given: Any) -> int:
+        needed = super().get_num_blocks_to_allocate(request_id, *args, **given)
+        if self.req_to_blocks.get(request_id):
+            return needed
+        if self.accounts[request_id].begins_again:
+            self.accounts[request_id].begin()
+        others = [name for name, blocks in self.req_to_blocks.items() if blocks]
+        if not others:
+            return needed
+        outstanding = sum(map(self._outstanding, others))
+        return max(needed, self.accounts[request_id].reserved) + outstanding
+
+    def _outstanding(self, request_id: str) -> int:
+        """Return how many blocks a request that runs may still ask for."""
+        account = self.accounts.get(request_id)
+        return 0 if account is None else max(0, account.reserved - self._held(request_id))
+
+    def _held(self, request_id: str) -> int:
+        return sum(block is not self._null_block for block in self.req_to_blocks[request_id])
+
+    def allocate_new_blocks(self, request_id: str, *args: Any, **given: Any) -> list:
+        new = super().allocate_new_blocks(request_id, *args, **given)
+        account = self.accounts[request_id]
+        account.most = max(account.most, self._held(request_id))
+        return new
+
+    def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **given: Any) -> None:
+        """Offer blocks of the prompt to other requests: later ones are computed under eviction."""
+        read = self.accounts[request.request_id].read
+        super().cache_blocks(request, min(num_tokens, read), *args, **given)
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: Any,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: Any,
+        kv_cache_spec: EvictingSpec,
+        *args: Any,
+        **given: Any,
+    ) -> Any:
+        """Find blocks of the same prefix, unless a score has to see its tokens attend."""
+        if kv_cache_spec.reads_prompts:
+            return tuple([] for _ in kv_cache_group_ids), 0
+        found = (block_hashes, max_length, kv_cache_group_ids, block_pool, kv_cache_spec)
+        return super().find_longest_cache_hit(*found, *args, **given)
+
+
+KVCacheSpecRegistry.check_kv_cache_spec_registry({})  # vLLM's own come first
+KVCacheSpecRegistry.register(EvictingSpec, EvictingManager, FullAttentionSpec)

@@ -1,0 +1,64 @@
+"""What was evicted, counted for Prometheus and for vLLM's log."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+COUNTED = {
+    "evicted": "Blocks that were evicted.",
+    "freed": "Blocks that were evicted and went back to the pool.",
+    "finished": "Requests that have finished.",
+    "without_effect": "Requests that have finished, and from which nothing was evicted.",
+}
+
+
+@dataclass
+class Counted(KVConnectorStats):
+    """Sums over the requests that finished in an interval."""
+
+    def add(self, account: Any) -> None:
+        """Count a request that has finished."""
+        new = {
+            "evicted": account.evicted,
+            "freed": account.freed,
+            "finished": 1,
+            "without_effect": int(account.evicted == 0),
+        }
+        self.data = {name: self.data.get(name, 0) + new[name] for name in COUNTED}
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        both = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in COUNTED}
+        return Counted(data=both)
+
+    def reduce(self) -> dict[str, int | float]:
+        return {f"blocks {name}": self.data.get(name, 0) for name in ("evicted", "freed")}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class Exported(KVConnectorPromMetrics):
+    """The counters ``vllm:kvlab_…``."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.counters = {}
+        for name, text in COUNTED.items():
+            counter = self._counter_cls(
+                name=f"vllm:kvlab_{name}", documentation=text, labelnames=self._labelnames
+            )
+            self.counters[name] = {
+                engine: counter.labels(*values)
+                for engine, values in self.per_engine_labelvalues.items()
+            }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, counters in self.counters.items():
+            counters[engine_idx].inc(transfer_stats_data.get(name, 0))

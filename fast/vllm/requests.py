@@ -1,0 +1,402 @@
+"""The worker's side: what every request has kept, and what its score remembers.
+
+Queries wait until a block is full or a decision is due; then the score observes them at once, and
+keys and values are read from vLLM's blocks for that alone. The layers of a request are the batch
+axis of the engine's cache, and decide together.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
+from kvlab.fast.engine.step import apply, decide
+from kvlab.fast.kernels.attention import logits, softmax, visible, weighted_values
+from kvlab.fast.kernels.notation import Queries, Vectors
+from kvlab.fast.vllm.blocks import Layout
+from kvlab.fast.vllm.settings import Settings, UnsupportedError
+from kvlab.reference.observation import Clock
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request stands in a step, as the scheduler says."""
+
+    request_id: str
+    turn: int
+    """How often the request was preempted."""
+    prompt: int
+    seen: int
+    """Tokens after this step."""
+    tokens: int
+    """Tokens of this step."""
+    last: int
+    """Tokens at most, when the request ends."""
+
+
+@dataclass(eq=False)
+class Request:
+    """What a request has kept, and what its score remembers of it."""
+
+    turn: int
+    prompt: int
+    observed: int
+    """Tokens that the score has observed, or need not."""
+    evicted: set[int] = field(default_factory=set)
+    """Numbers of blocks in the request."""
+    waiting: list[tuple["Batch", int, int]] = field(default_factory=list)
+    """Steps whose queries the score has not observed, with the rows that are this request's."""
+    layers: list[tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=list)
+    """Columns of the kept entries and what is remembered of the stream, for each cache."""
+
+    def kept(self, seen: int, block: int) -> list[int]:
+        """Return the numbers of the blocks that are kept, of a text of ``seen`` tokens."""
+        return [number for number in range(-(-seen // block)) if number not in self.evicted]
+
+
+class Requests:
+    """All requests of a worker."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.requests: dict[str, Request] = {}
+        self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
+        """Request, turn and numbers of blocks that the scheduler has not been told."""
+        self.caches: Mapping[str, Tensor] = {}
+        self.layout: Layout | None = None
+        self.places: Mapping[int, Place] | None = None
+        self._batch: tuple[Any, Batch | None] = (None, None)
+
+    def begin(self, places: Mapping[int, Place], ended: set[str]) -> None:
+        """Begin a step; ``places`` has every request by the block that it writes its last token to.
+
+        That block is its own in this step: blocks that are shared are full.
+        """
+        for request_id in ended:
+            self.requests.pop(request_id, None)
+        self.places = places
+
+    def batch(self, metadata: Any) -> "Batch | None":
+        """Return the batch of a step, the same for all layers; None outside of steps."""
+        if not self.places:
+            return None
+        if self._batch[0] is not metadata:
+            self._batch = (metadata, Batch(self, metadata))
+        return self._batch[1]
+
+    def end(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """End a step, and return what was evicted in it."""
+        self.places, self._batch = None, (None, None)
+        found, self.evictions = self.evictions, []
+        return found
+
+    def of(self, place: Place) -> Request:
+        """Return what is known of a request, which may be nothing yet."""
+        request = self.requests.get(place.request_id)
+        if request is None or request.turn != place.turn:
+            request = Request(place.turn, place.prompt, place.seen - place.tokens)
+            self.requests[place.request_id] = request
+        return request
+
+    @cached_property
+    def layers(self) -> dict[str, int]:
+        """Numbers of the layers by name, in the order of the model."""
+
+        def number(name: str) -> int:
+            return next(int(part) for part in name.split(".") if part.isdigit())
+
+        return {name: place for place, name in enumerate(sorted(self.caches, key=number))}
+
+    @cached_property
+    def keeps_queries(self) -> bool:
+        """Whether any query is needed."""
+        return self.settings.remembers or self.settings.policy.needs.rows != "none"
+
+
+class Batch:
+    """The requests of one step, as attention computes them."""
+
+    def __init__(self, requests: Requests, metadata: Any) -> None:
+        offered = metadata.kvlab
+        self.all, self.block = requests, requests.settings.block
+        if offered.builder.kv_cache_spec.block_size != self.block:
+            raise UnsupportedError("kvlab: the kernel must read blocks as large as vLLM's")
+        if offered.builder.settings != requests.settings:
+            raise UnsupportedError("kvlab: another engine of this process was configured otherwise")
+        common = offered.common
+        self.tokens = common.num_actual_tokens
+        self.table = common.block_table_tensor
+        starts = common.query_start_loc_cpu.tolist()
+        bounds = [each for each in pairwise(starts) if each[0] < each[1]]
+        self.rows = [self._row(common.slot_mapping, *each) for each in bounds]
+        self.metadata = metadata
+        if any(request.evicted for _, request, _, _ in self.rows):
+            self.metadata = offered.again(**self._without_evicted(common))
+        self.queries: Float[Tensor, "L tokens H d"] | None = None
+        self.attended_layers = 0
+
+    def _row(self, slots: Tensor, start: int, end: int) -> tuple[Place, Request, int, int]:
+        assert self.all.places is not None
+        place = self.all.places.get(int(slots[end - 1]) // self.block)
+        if place is None or place.tokens != end - start:
+            raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
+        return place, self.all.of(place), start, end
+
+    def _without_evicted(self, common: Any) -> dict[str, Any]:
+        """Return the table of blocks, and the lengths, without what was evicted."""
+        table, lengths = self.table.clone(), common.seq_lens.clone()
+        for row, (place, request, _, _) in enumerate(self.rows):
+            if request.evicted:
+                kept = request.kept(place.seen, self.block)
+                table[row, : len(kept)] = self.table[row, kept]
+                lengths[row] = place.seen - self.block * len(request.evicted)
+        changed = {"block_table_tensor": table, "seq_lens": lengths}
+        changed["_num_computed_tokens_cache"] = None
+        if common.seq_lens_cpu_upper_bound is not None:
+            changed["seq_lens_cpu_upper_bound"] = lengths.cpu()
+        return {**changed, "max_seq_len": int(lengths.max())}
+
+    def attended(self, attention: Any, layer: Any, query: Float[Tensor, "tokens H d"]) -> None:
+        """Note the queries of a layer; after the last one, let scores observe and decide."""
+        number, requests = self.all.layers[layer.layer_name], self.all
+        if requests.layout is None:
+            requests.layout = _layout(attention, layer, requests.caches[layer.layer_name])
+        if requests.keeps_queries:
+            query = query[: self.tokens].view(self.tokens, attention.num_heads, -1)
+            if self.queries is None:
+                self.queries = query.new_empty((len(requests.layers), *query.shape))
+            self.queries[number] = query
+            if (factor := attention.scale * query.shape[-1] ** 0.5) != 1:
+                self.queries[number] *= factor
+        self.attended_layers += 1
+        if self.attended_layers == len(requests.layers):
+            softcap = getattr(attention, "logits_soft_cap", None) or None
+            for row, (place, request, start, end) in enumerate(self.rows):
+                if -(-place.last // self.block) <= requests.settings.blocks:
+                    continue  # it ends before anything can be evicted
+                request.waiting.append((self, start, end))
+                Turn(self, self.table[row], place, request, softcap).take()
+
+
+class Turn:
+    """What is done about one request when all layers have attended."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        table: Int[Tensor, " blocks"],
+        place: Place,
+        request: Request,
+        softcap: float | None,
+    ) -> None:
+        self.requests, self.table, self.place = batch.all, table, place
+        self.request, self.softcap = request, softcap
+        self.settings, self.policy = batch.all.settings, batch.all.settings.policy
+        self.clocks: dict[tuple[int, int, int], BatchClock] = {}
+        """One for all layers, which share what they compute from it."""
+
+    def take(self) -> None:
+        """Observe and decide, if it is time."""
+        place, settings, request = self.place, self.settings, self.request
+        schedule, remembers = settings.specification.schedule, settings.remembers
+        if place.seen < place.prompt:
+            decides, observes = False, not self.policy.on_host
+        else:
+            reads = place.seen - place.tokens < place.prompt
+            clock = Clock(place.seen, place.prompt if reads else place.tokens, place.prompt)
+            over = len(request.kept(place.seen, settings.block)) > settings.blocks
+            decides, observes = (
+                over and schedule.due(clock),
+                reads or not place.seen % settings.block,
+            )
+            remembers = remembers and not schedule.ended(clock)
+        if decides or (observes and remembers):
+            self.observe(decides)
+        if decides or observes or not remembers:
+            request.waiting.clear()
+            request.observed = place.seen
+
+    def observe(self, decides: bool) -> None:
+        """Let the score observe what waits, and decide."""
+        place, block = self.place, self.settings.block
+        kept = self.request.kept(place.seen, block)
+        positions = torch.cat([torch.arange(n * block, (n + 1) * block) for n in kept])
+        positions = positions[positions < place.seen].to(self.table.device, torch.int32)
+        layout, layers = self.requests.layout, self.requests.layers
+        assert layout is not None
+        ids = self.table[torch.tensor(kept, device=self.table.device)].long()
+        caches = [self.requests.caches[name] for name in layers]
+        keys, values = layout.read(caches, ids, len(positions))
+        queries = self.queries(keys)
+        if not self.policy.is_plain:
+            groups = [range(n, n + 1) for n in range(len(layers))]
+        else:
+            groups = [range(len(layers))]
+        remembered = self.request.layers or [({}, {})] * len(groups)
+        seen = []
+        for group, old in zip(groups, remembered, strict=True):
+            rows = slice(group.start, group.stop)
+            given = keys[rows], values[rows], None if queries is None else queries[rows]
+            seen.append(self.observe_layers(group, given, positions, old))
+        if decides:
+            self.decide(seen)
+        self.request.layers = [
+            (
+                {name: each.cache.columns[name].clone() for name in self.policy.score.columns},
+                each.cache.state.stream,
+            )
+            for each in seen
+        ]
+
+    def queries(self, keys: Vectors) -> Queries | None:
+        """Return the queries that wait, of all layers."""
+        waiting, G = self.request.waiting, keys.shape[1]
+        if not self.requests.keeps_queries:
+            return None
+        rows = [batch.queries[:, start:end] for batch, start, end in waiting]  # type: ignore[index]
+        every = torch.cat(rows, dim=1)
+        return every.unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4)
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield first and last token of the blocks in which the score observes what waits."""
+        first, seen, needs = self.request.observed, self.place.seen, self.policy.needs
+        if not self.settings.remembers:
+            yield seen - 1, seen
+        elif seen <= self.place.prompt or needs.may_wait or needs.rows != "all":
+            yield first, seen
+        else:
+            yield from ((token, token + 1) for token in range(first, seen))
+
+    def observe_layers(
+        self,
+        layers: range,
+        given: tuple[Vectors, Vectors, Queries | None],
+        positions: Int[Tensor, " n"],
+        remembered: tuple[dict[str, Tensor], dict[str, Any]],
+    ) -> Observation:
+        """Let the score observe what waits in some layers, and return what it saw last."""
+        keys, values, queries = given
+        cache, seen = self.policy.empty_cache(), None
+        for start, end in self.pieces():
+            new = (positions >= start) & (positions < end)
+            if seen is None:
+                old = int((positions < start).sum())
+                self.append(cache, (keys[:, :, :old], values[:, :, :old]), positions[:old])
+                self.restore(cache, remembered)
+            chosen = keys[:, :, new], values[:, :, new]
+            self.append(cache, chosen, positions[new])
+            cache.layers = len(layers)
+            rows = None
+            if queries is not None:
+                last = queries.shape[3] - (self.place.seen - end)
+                rows = queries[:, :, :, last - (end - start) : last]
+            seen = self.observe_piece(cache, layers, rows, self.clock(len(layers), start, end))
+        assert seen is not None
+        return seen
+
+    def clock(self, layers: int, start: int, end: int) -> BatchClock:
+        """Return the clock of tokens ``start`` to ``end``, for all layers."""
+        device, key = self.table.device, (layers, start, end)
+        if key not in self.clocks:
+            row = Clock(end, end - start, self.place.prompt)
+            positions = torch.arange(start, end, dtype=torch.int32, device=device)
+            prompt = torch.full((layers, 1, 1), row.prompt, dtype=torch.int32, device=device)
+            self.clocks[key] = BatchClock((row,) * layers, positions.expand(layers, -1), prompt)
+        return self.clocks[key]
+
+    def append(
+        self, cache: LayerCache, new: tuple[Vectors, Vectors], positions: Int[Tensor, " m"]
+    ) -> None:
+        """Append entries to the cache of all layers."""
+        layers, m = new[0].shape[0], len(positions)
+        if m:
+            clock = self.clock(layers, 0, m)
+            cache.append(*new, replace(clock, positions=positions.expand(layers, -1), memo={}))
+
+    def restore(
+        self, cache: LayerCache, remembered: tuple[dict[str, Tensor], dict[str, Any]]
+    ) -> None:
+        """Give the entries what the score remembers of them."""
+        columns, cache.state.stream = remembered[0], dict(remembered[1])
+        for name, column in columns.items():
+            cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
+
+    def observe_piece(
+        self, cache: LayerCache, layers: range, queries: Queries | None, clock: BatchClock
+    ) -> Observation:
+        """Let the score observe tokens whose entries are the last ones."""
+        policy, view = self.policy, LayerView(cache, self.softcap)
+        if queries is None:
+            queries = view.keys.new_zeros((len(layers), 1, 1, 1, 1)).expand(
+                -1, view.keys.shape[1], 1, 1, view.keys.shape[3]
+            )
+        seen = Observation(
+            clock=clock,
+            numbers=list(layers),
+            layers=len(self.requests.layers),
+            queries=queries.to(cache.dtype),
+            query_positions=clock.positions,
+            view=view,
+            confidence=queries.new_full((1, clock.rows[0].seen), torch.nan),
+        )
+        rows = policy.reads(clock)
+        if rows == "all" and not policy.on_host:
+            for part in parts(seen.queries, len(cache)):
+                seen.attended = self.attention(seen, part)
+                policy.score.observe(cache.state, seen.part(part, seen.attended))
+            return seen
+        if rows != "none":
+            every = slice(None) if rows == "all" else slice(-1, None)
+            seen.attended = self.attention(seen, every)
+            if rows == "last":
+                weights = seen.attended.weights
+                assert weights is not None
+                seen.attended.output = weighted_values(weights, seen.values)
+        policy.score.observe(cache.state, seen)
+        return seen
+
+    def attention(self, seen: Observation, rows: slice) -> Attended:
+        """Return what some of the queries pay every entry."""
+        queries, positions = seen.queries[:, :, :, rows], seen.query_positions[:, rows]
+        products = logits(queries, seen.keys, self.softcap)
+        return Attended(softmax(products, visible(positions, seen.positions)))
+
+    def decide(self, every: list[Observation]) -> None:
+        """Decide in all layers together, and evict."""
+        block, kept = self.settings.block, set()
+        for seen in every:
+            due = [True] * len(seen.clock.rows)
+            apply(self.policy, seen, decide(self.policy, seen, due, every))
+            lowest = seen.cache.lowest_scores
+            if lowest is not None and lowest.isnan().any():
+                raise ValueError(f"scores must not be NaN: {self.settings.method} gave one")
+            kept.add(tuple(sorted(set((seen.cache.positions[0, 0] // block).tolist()))))
+        (stay,) = kept
+        before = self.request.kept(self.place.seen, block)
+        evicted = tuple(number for number in before if number not in stay)
+        if evicted:
+            self.request.evicted.update(evicted)
+            place = self.place
+            self.requests.evictions.append((place.request_id, place.turn, evicted))
+
+
+def _layout(attention: Any, layer: Any, cache: Tensor) -> Layout:
+    """Find how an attention backend orders the numbers in a block, by letting it write some."""
+
+    def write(keys: Tensor, values: Tensor) -> Tensor:
+        scratch = cache.new_zeros((1, *cache.shape[1:]))
+        slots = torch.arange(len(keys), device=cache.device)
+        attention.do_kv_cache_update(layer, keys, values, scratch, slots)
+        return scratch[0]
+
+    heads, d = attention.num_kv_heads, attention.head_size
+    block = cache[0].numel() // (2 * heads * d)
+    return Layout.found(write, (block, heads, d), cache)

@@ -1,0 +1,172 @@
+"""What ``additional_config`` says, and what is refused before the model loads."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from kvlab.fast.engine.policy import Policy, Score
+from kvlab.fast.engine.port import port
+from kvlab.fast.vllm import CONNECTOR, points
+from kvlab.reference import methods
+from kvlab.reference import policy as reference
+from kvlab.reference.granularity import Pages
+from kvlab.reference.observation import Clock
+
+FLAG = f'--kv-transfer-config \'{{"kv_connector": "{CONNECTOR}", "kv_role": "kv_both"}}\''
+STORED = ("auto", "float16", "bfloat16", "float32")
+
+
+class UnsupportedError(ValueError):
+    """A configuration of vLLM in which kvlab cannot evict blocks, or was never tried."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to evict by."""
+
+    method: str
+    """In registry syntax, with ``page`` and ``kv_heads``."""
+    budget: int
+    """Entries that are kept, which `blocks` counts in whole blocks."""
+    block: int
+    """Tokens of a block."""
+    longest: int
+    """Tokens of the longest text that vLLM accepts."""
+    in_flight: int
+    """Steps that may be scheduled before what an earlier one evicted is known."""
+
+    @cached_property
+    def specification(self) -> reference.Policy:
+        """The policy, written as in the reference."""
+        return methods.get(self.method, self.budget)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy in PyTorch."""
+        return port(self.specification)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that a request keeps after a decision; the one that is being written counts."""
+        return self.budget // self.block
+
+    @cached_property
+    def remembers(self) -> bool:
+        """Whether a score remembers anything of the tokens between two decisions."""
+        score = self.policy.score
+        while hasattr(score, "inner"):
+            score = score.inner
+        return type(score).observe is not Score.observe
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether a score has to see what the tokens of a prompt attend to."""
+        return self.remembers and self.policy.needs.prompt
+
+    def most_blocks(self, prompt: int, tokens: int) -> int:
+        """Return how many blocks a request of ``tokens``, ``prompt`` included, holds at most."""
+        return _most_blocks(self, prompt, tokens)
+
+
+@lru_cache(4096)
+def _most_blocks(settings: Settings, prompt: int, tokens: int) -> int:
+    """Follow the schedule: a prompt is one block, and is never evicted from before it ends."""
+    held = most = -(-prompt // settings.block) + (settings.in_flight > 0)
+    due, kept = settings.specification.schedule.due, settings.blocks
+    if due(Clock(prompt, prompt, prompt)):
+        held = min(held, kept)
+    for seen in range(prompt + 1, tokens + 1):
+        held += seen % settings.block == 1 or settings.block == 1
+        most = max(most, held)
+        if due(Clock(seen, 1, prompt)):
+            held = min(held, kept)
+    return min(most + (settings.in_flight > 0), -(-tokens // settings.block))
+
+
+def settings_of(config: Any) -> Settings | None:
+    """Return what vLLM's configuration asks of kvlab; None if nothing.
+
+    Raises:
+        UnknownVersionError: if this version of vLLM lacks what is needed.
+        ValueError: if the method or the budget is none, or vLLM is configured in a way in which
+            blocks cannot be evicted.
+    """
+    asked = (config.additional_config or {}).get("kvlab")
+    if asked is None:
+        return None
+    points.check()
+    if not isinstance(asked, Mapping) or set(asked) != {"method", "budget"}:
+        raise UnsupportedError(
+            f'kvlab = {asked!r} must have a "method" and a "budget", as in '
+            '{"method": "caote:h2o", "budget": 1024}'
+        )
+    for reason in refusals(config):
+        raise UnsupportedError(f"kvlab: {reason}")
+    block = config.cache_config.block_size
+    settings = Settings(
+        completed(asked["method"], block),
+        asked["budget"],
+        block,
+        config.model_config.max_model_len,
+        int(bool(config.scheduler_config.async_scheduling)),
+    )
+    check_policy(settings)
+    return settings
+
+
+def completed(method: str, block: int) -> str:
+    """Return the method with the granularity of one block table for all layers.
+
+    ValueError if it states another one.
+    """
+    spec = methods.variants().get(method, method)
+    composition, _, written = spec.partition("@")
+    given = methods.read_options(spec, written)
+    needed = {"page": block, "kv_heads": "model"}
+    for option, value in needed.items():
+        if given.get(option, value) != value:
+            raise UnsupportedError(
+                f"{option} = {given[option]!r} of {method} must be {value!r}: vLLM has one table "
+                f"of blocks of {block} tokens for all layers"
+            )
+    return f"{composition}@" + ",".join(f"{k}={v}" for k, v in {**given, **needed}.items())
+
+
+def check_policy(settings: Settings) -> None:
+    """Raise ValueError unless the method evicts whole blocks down to a budget of two or more."""
+    policy, ours = settings.specification, settings.policy
+    if not isinstance(policy.budget, Pages) or policy.evict_before_attend or policy.reposition:
+        raise UnsupportedError(
+            f"method = {settings.method!r} must evict whole blocks down to a budget, after "
+            "attention, and leave positions as they are"
+        )
+    if ours.precision.quantises:
+        raise UnsupportedError(
+            f"method = {settings.method!r} must leave the precision as it is: vLLM stores entries"
+        )
+    if ours.needs.hidden_states:
+        raise UnsupportedError(f"method = {settings.method!r} reads more than keys and queries")
+
+
+def refusals(config: Any) -> Iterator[str]:
+    """Yield why vLLM's configuration is refused."""
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    if getattr(config.kv_transfer_config, "kv_connector", None) != CONNECTOR:
+        yield f"what is evicted reaches the scheduler through a connector, which needs {FLAG}"
+    if config.speculative_config is not None:
+        yield "speculative decoding takes tokens back, and evicted blocks do not come back"
+    for kind in ("tensor", "pipeline", "data", "decode_context", "prefill_context"):
+        if getattr(parallel, f"{kind}_parallel_size", 1) > 1:
+            yield f"{kind}_parallel_size must be 1: a decision needs all layers, heads and entries"
+    if cache.cache_dtype not in STORED:
+        yield f"kv_cache_dtype = {cache.cache_dtype!r} must be one of {', '.join(STORED)}"
+    if model.use_mla:
+        yield f"{model.model} has MLA, whose latent vectors no score reads"
+    if model.is_hybrid or model.is_encoder_decoder:
+        yield f"{model.model} must have attention layers alone, in a decoder"
+    if model.runner_type != "generate":
+        yield f"{model.model} does not write text"
+    graphs = getattr(config.compilation_config.cudagraph_mode, "name", "NONE")
+    if config.device_config.device_type != "cpu" and graphs != "NONE":
+        yield "CUDA graphs were never tried: --enforce-eager"

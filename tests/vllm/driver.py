@@ -1,0 +1,170 @@
+"""Drives vLLM's engine by events, inside vLLM's environment; imports nothing of the tests.
+
+Every line of standard input is a run in JSON: ``model``, ``engine`` (arguments of `LLM`), ``kvlab``
+(or null) and ``events``, each the name of a method of `Engine` and its arguments. A run of the same
+engine as the last one goes on with it. The answer is a line of `MARK` and JSON: ``texts`` by
+request, with ``tokens`` and ``logp``; the ``evicted`` blocks as request, tokens seen, number; what
+the pool held; ``log``; or ``error``.
+"""
+
+import gc
+import json
+import logging
+import os
+import sys
+import traceback
+
+os.environ |= {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CONFIGURE_LOGGING": "0",
+}
+CONNECTOR = {"kv_connector": "KvlabConnector", "kv_role": "kv_both"}
+
+
+MARK = "kvlab found "
+LOG: list[str] = []
+
+
+class Engine:
+    """One engine and what it wrote."""
+
+    def __init__(self, model: str, engine: dict, kvlab: dict | None) -> None:
+        from vllm import LLM  # type: ignore[attr-defined]
+
+        given = {
+            "dtype": "float32",
+            "max_model_len": 512,
+            "enforce_eager": True,
+            "max_num_seqs": 8,
+            "block_size": 32,
+            "skip_tokenizer_init": True,
+        }
+        if kvlab is not None:
+            given |= {"additional_config": {"kvlab": kvlab}, "kv_transfer_config": CONNECTOR}
+        self.engine = LLM(model, **given | engine).llm_engine
+        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.seen: dict[str, int] = {}
+        if kvlab is not None:
+            self.listen()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was found so far."""
+        self.texts: dict = {}
+        self.evicted: list = []
+        self.steps = self.preempted = self.cached = 0
+        self.least_free = self.pool.get_num_free_blocks()
+        LOG.clear()
+
+    def listen(self) -> None:
+        """Note what the worker evicts, and when."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        requests = get_kv_transfer_group().requests
+        end = requests.end
+
+        def noted():
+            places = {place.request_id: place for place in (requests.places or {}).values()}
+            found = end()
+            for request_id, _, numbers in found:
+                name = request_id.rpartition("-")[0]
+                self.evicted += [[name, places[request_id].seen, number] for number in numbers]
+            return found
+
+        requests.end = noted
+
+    # --- events ---
+
+    def arrive(self, name: str, prompt: list[int], tokens: int, **given) -> None:
+        """Add a request."""
+        from vllm import SamplingParams  # type: ignore[attr-defined]
+
+        params = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, "logprobs": 1}
+        params = SamplingParams(max_tokens=tokens, **params | given)
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+
+    def step(self, times: int = 1) -> None:
+        """Let the engine write some tokens."""
+        for _ in range(times):
+            if not self.engine.has_unfinished_requests():
+                return
+            self.steps += 1
+            for output in self.engine.step():
+                self.cached = max(self.cached, output.num_cached_tokens or 0)
+                for each in output.outputs:
+                    pairs = zip(each.token_ids, each.logprobs, strict=True)
+                    logp = [row[token].logprob for token, row in pairs]
+                    name = f"{output.request_id}/{each.index}"
+                    self.texts[name] = {"tokens": list(each.token_ids), "logp": logp}
+            self.least_free = min(self.least_free, self.pool.get_num_free_blocks())
+            running = self.scheduler.requests.values()
+            self.preempted = max([self.preempted, *(each.num_preemptions for each in running)])
+
+    def abort(self, name: str) -> None:
+        """Take a request back."""
+        self.engine.abort_request([name])
+
+    def drain(self) -> None:
+        """Let all requests end."""
+        self.step(10000)
+
+    def found(self) -> dict:
+        """Return what was found since `begin`."""
+        return {
+            "texts": self.texts,
+            "evicted": self.evicted,
+            "steps": self.steps,
+            "preempted": self.preempted,
+            "cached": self.cached,
+            "blocks": self.pool.num_gpu_blocks - 1,
+            "free": self.pool.get_num_free_blocks(),
+            "least_free": self.least_free,
+            "log": list(LOG),
+        }
+
+
+def close() -> None:
+    """Let the process have another engine."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    ensure_kv_transfer_shutdown()
+    cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+def main() -> None:
+    """Answer every line."""
+    handler = logging.Handler()
+    handler.emit = lambda record: LOG.append(record.getMessage())  # type: ignore[method-assign]
+    for name in ("vllm.kvlab", "kvlab"):
+        logging.getLogger(name).setLevel(logging.INFO)
+        logging.getLogger(name).addHandler(handler)
+    asked, engine = None, None
+    for line in sys.stdin:
+        told = json.loads(line)
+        events = told.pop("events")
+        try:
+            if told != asked or engine is None:
+                if asked is not None:
+                    engine = None
+                    close()
+                asked, engine = told, Engine(**told)
+            engine.begin()
+            for name, *given in events:
+                getattr(engine, name)(**(given[0] if given else {}))
+            found = engine.found()
+        except Exception as error:
+            engine = None
+            found = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        print(MARK + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

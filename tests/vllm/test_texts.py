@@ -1,0 +1,137 @@
+"""What vLLM writes when kvlab evicts its blocks: dense attention over the blocks that are kept."""
+
+import random
+
+import pytest
+from oracle import dense, specified
+
+SLOW = pytest.mark.slow
+METHODS = (
+    "caote:h2o@recent=16",
+    "tova",
+    "lazy_eviction@window=16,threshold=0.02",
+    "largest",
+    *(
+        pytest.param(each, marks=SLOW)
+        for each in (
+            "h2o",
+            "streaming_llm@protected=first4",
+            "random",
+            "knorm",
+            "value_norm",
+            "snapkv@window=16,schedule=every_block",
+            "fast_caote:tova",
+            "rkv@window=8,every=8",
+            "ahakv@recent=16",
+            "nacl",
+        )
+    ),
+)
+BUDGET, WRITTEN = 96, 70
+LOG_PROBABILITY = 1e-4
+"""float32: the engine's kernels and PyTorch's add up in another order."""
+
+
+def texts(*lengths: int, seed: int = 0) -> dict[str, list[int]]:
+    """Return random prompts by name."""
+    draw = random.Random(seed)
+    return {f"r{i}": [draw.randrange(3, 97) for _ in range(m)] for i, m in enumerate(lengths)}
+
+
+def arriving(prompts, tokens: int = WRITTEN, **given) -> list:
+    return [
+        ["arrive", {"name": n, "prompt": p, "tokens": tokens, **given}] for n, p in prompts.items()
+    ]
+
+
+def asked(method: str, budget: int = BUDGET) -> dict:
+    return {"method": method, "budget": budget}
+
+
+def in_blocks(method: str) -> str:
+    return f"{method}{',' if '@' in method else '@'}page=32,kv_heads=model"
+
+
+def of(found: dict, name: str) -> list[tuple[int, int]]:
+    return [(seen, number) for who, seen, number in found["evicted"] if who == name]
+
+
+def assert_as_specified(model, found: dict, prompts, method: str, budget: int = BUDGET) -> int:
+    """Compare every text with both oracles; return how many blocks were evicted."""
+    assert "error" not in found, found["trace"]
+    for name, prompt in prompts.items():
+        text, evicted = found["texts"][f"{name}/0"], of(found, name)
+        for tokens, logp in (
+            dense(model, prompt, text["tokens"], evicted),
+            specified(model, in_blocks(method), budget, prompt, text["tokens"], evicted),
+        ):
+            assert tokens == text["tokens"]
+            assert (
+                max(abs(a - b) for a, b in zip(logp, text["logp"], strict=True)) < LOG_PROBABILITY
+            )
+    assert found["free"] == found["blocks"]
+    return len(found["evicted"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_is_dense_attention_over_the_blocks_that_kvlab_keeps(driver, model, method):
+    prompts = texts(50, 130, 96)
+    found = driver.run(asked(method), [*arriving(prompts), ["drain"]])
+    assert assert_as_specified(model[0], found, prompts, method) >= (2 if method == "nacl" else 5)
+
+
+def test_no_block_is_evicted_from_a_text_within_the_budget_and_the_log_says_so(driver):
+    found = driver.run(asked("tova"), [*arriving(texts(20), 40), ["drain"]])
+    assert found["evicted"] == []
+    assert any("the budget had no effect" in line for line in found["log"])
+
+
+def test_what_was_evicted_is_given_back_and_logged(driver):
+    found = driver.run(asked("tova"), [*arriving(texts(100), 120), ["drain"]])
+    evicted = len(found["evicted"])
+    assert evicted == 4
+    said = f"{evicted} blocks evicted, {evicted} given back to the pool (4 blocks held at most"
+    assert any(said in line for line in found["log"])
+    assert found["least_free"] == found["blocks"] - 3  # when a step has ended
+
+
+def test_without_configuration_the_full_cache_writes_and_nothing_is_logged(driver, model):
+    prompts = texts(100)
+    found = driver.run(None, [*arriving(prompts), ["drain"]])
+    tokens, _ = dense(model[0], prompts["r0"], found["texts"]["r0/0"]["tokens"], [])
+    assert found["texts"]["r0/0"]["tokens"] == tokens and found["log"] == []
+
+
+REFUSED = [
+    (asked("tova", 63), {}, "two pages of 32"),
+    (asked("tova@page=16"), {}, "page = 16 of tova"),
+    (asked("tova@kv_heads=layer"), {}, "kv_heads = 'layer' of tova"),
+    (asked("kivi"), {}, "kivi evicts nothing"),
+    (asked("toova"), {}, "did you mean tova"),
+    ({"method": "tova"}, {}, '"method" and a "budget"'),
+    (asked("tova@precision=fp8"), {}, "must leave the precision as it is"),
+    (asked("tova"), {"kv_cache_dtype": "fp8"}, "kv_cache_dtype = 'fp8'"),
+    (asked("tova"), {"kv_transfer_config": None}, "KvlabConnector"),
+    (
+        asked("tova"),
+        {
+            "hf_overrides": {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "model_type": "mistral",
+                "architectures": ["MistralForCausalLM"],
+            }
+        },
+        "full attention",
+    ),
+    (
+        None,
+        {"kv_transfer_config": {"kv_connector": "KvlabConnector", "kv_role": "kv_both"}},
+        "needs additional_config",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kvlab", "engine", "message"), REFUSED)
+def test_what_cannot_work_is_refused_by_name(driver, kvlab, engine, message):
+    assert message in driver.run(kvlab, [], **engine)["error"]
