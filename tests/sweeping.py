@@ -16,8 +16,8 @@ from kvlab.fast.lab.sweep.summary import Point
 SMALL = """
 methods = ["full", "h2o", "raas", "nacl"]
 budgets = ["40%"]
-models = ["reasoner"]
-tasks = ["reasoning"]
+models = ["jumps"]
+tasks = ["jumps@fewest=3,most=4"]
 problems = 2
 seeds = [0, 3]
 batch = 1

@@ -18,13 +18,12 @@ import numpy as np
 import torch
 import typer
 
-from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.generation import decoding_options, token_ids
 from kvlab.fast.lab.measure import left_padded
 from kvlab.fast.lab.recording import record_trace
-from kvlab.fast.lab.steps import kept_steps
+from kvlab.fast.lab.steps import kept_steps, versions
 from kvlab.fast.lab.terminal import print_line, reporting, run
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods

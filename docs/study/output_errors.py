@@ -14,12 +14,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import points
-from kvlab.fast.lab.steps import Steps, kept_steps
+from kvlab.fast.lab.steps import Steps, kept_steps, versions
 from kvlab.fast.lab.terminal import print_line, reporting, run
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry

@@ -8,14 +8,13 @@ from typer.core import TyperGroup
 from kvlab.fast.lab.commands import conformance, engines, models
 from kvlab.fast.lab.commands.compare import compare
 from kvlab.fast.lab.commands.eval import evaluate
-from kvlab.fast.lab.commands.generate import generate
+from kvlab.fast.lab.commands.generate import generate, trace
 from kvlab.fast.lab.commands.methods import methods, recurrence
 from kvlab.fast.lab.commands.plan import plan
 from kvlab.fast.lab.commands.prove import prove
 from kvlab.fast.lab.commands.simulate import simulate
 from kvlab.fast.lab.commands.sweep import report, sweep
 from kvlab.fast.lab.commands.texts import needle, perplexity
-from kvlab.fast.lab.commands.trace import trace
 from kvlab.fast.lab.commands.view import view
 from kvlab.fast.lab.terminal import Stoppable, print_version
 

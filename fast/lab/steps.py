@@ -8,10 +8,13 @@ import hashlib
 import json
 import pickle
 import platform
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +26,7 @@ from kvlab.fast.models import cache_directory
 from kvlab.reference.methods import discover
 
 T = TypeVar("T")
+PACKAGES = ("kvlab", "torch", "transformers", "triton")
 
 
 class Steps:
@@ -102,11 +106,24 @@ def _states(asked: Any) -> Iterator[tuple[str, int, int]]:
             yield from _states(each)
 
 
+def versions(*packages: str) -> dict[str, str | None]:
+    """Return the versions of Python and of packages, `PACKAGES` by default, and kvlab's commit."""
+    found = {"python": platform.python_version(), "commit": None}
+    if git := shutil.which("git"):
+        describe = [git, "describe", "--always", "--dirty"]
+        commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True)
+        found["commit"] = commit.stdout.strip() or None
+    for name in packages or PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
 @cache
 def _program() -> str:
     """Return a hash of the source of kvlab, of methods from outside, of versions and machine."""
-    from kvlab.fast.lab.benchmarks.results import versions
-
     total = hashlib.sha256(json.dumps([versions(), discover(), platform.node()]).encode())
     for package in (kvlab.fast, kvlab.reference):
         for path in sorted(Path(str(package.__file__)).parent.rglob("*.*")):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from kvlab.fast.lab import terminal as printing
 from kvlab.fast.lab.commands import texts
-from kvlab.fast.lab.commands.trace import _shown
+from kvlab.fast.lab.commands.generate import _shown
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.compare import COLUMNS as COMPARED
 from kvlab.fast.lab.tables import Bold, Column, Table, percent, tabulate, text_of

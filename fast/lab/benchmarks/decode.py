@@ -34,8 +34,7 @@ from kvlab.fast.lab.benchmarks.contenders import (
     kvpress,
     stock,
 )
-from kvlab.fast.lab.benchmarks.measuring import Once, measuring
-from kvlab.fast.lab.benchmarks.results import Out, write
+from kvlab.fast.lab.benchmarks.results import Once, Out, measuring, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Outcome, Run, fetched, tiny_llama
 from kvlab.fast.models import model_location
 

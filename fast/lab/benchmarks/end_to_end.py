@@ -20,8 +20,7 @@ import torch
 import typer
 
 from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, kvlab, stock
-from kvlab.fast.lab.benchmarks.measuring import Once, measuring
-from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, write
+from kvlab.fast.lab.benchmarks.results import Once, Out, gpu_or_small, measuring, write
 from kvlab.fast.lab.benchmarks.workload import Run, random_llama, tiny_llama
 
 SCHEMA = 1

@@ -16,8 +16,7 @@ import typer
 
 from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, engine, kvlab, stock
 from kvlab.fast.lab.benchmarks.decode import SCHEMA, generations, measured, real
-from kvlab.fast.lab.benchmarks.measuring import measuring
-from kvlab.fast.lab.benchmarks.results import Out, write
+from kvlab.fast.lab.benchmarks.results import Out, measuring, write
 from kvlab.fast.lab.benchmarks.workload import fetched
 from kvlab.fast.lab.engines.agreement import SETTINGS
 from kvlab.fast.models import model_location

@@ -33,8 +33,7 @@ from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
-from kvlab.fast.lab.benchmarks.measuring import measuring
-from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, write
+from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, measuring, write
 
 SCHEMA = 3
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128

@@ -1,25 +1,26 @@
-"""Results of benchmarks: where they were measured, and writing them as JSON."""
+"""Results of benchmarks as JSON; those of one that was stopped are kept, and it goes on there."""
 
 import json
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import sys
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.terminal import print_line
+from kvlab.fast.lab.steps import Steps, versions
+from kvlab.fast.lab.terminal import print_aside, print_line, refuse
 
 Result = Mapping[str, Any]
+Once = Callable[[str, Callable[[], Any]], Any]
 Out = Annotated[Path | None, typer.Option(help="JSON file to write; default: stdout.")]
-PACKAGES = ("kvlab", "torch", "transformers", "triton")
 
 
 def write(schema: int, device: str, found: Result, path: Path | None) -> None:
@@ -54,21 +55,6 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def versions(*packages: str) -> dict[str, str | None]:
-    """Return the versions of Python and of packages, `PACKAGES` by default, and kvlab's commit."""
-    found = {"python": platform.python_version(), "commit": None}
-    if git := shutil.which("git"):
-        describe = [git, "describe", "--always", "--dirty"]
-        commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True)
-        found["commit"] = commit.stdout.strip() or None
-    for name in packages or PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def gpu_or_small(benchmark: str, small: bool) -> str:
     """Return the device of a benchmark that needs a GPU; a small case may run on any device."""
     import torch
@@ -78,3 +64,40 @@ def gpu_or_small(benchmark: str, small: bool) -> str:
     if small:
         return "cpu"
     raise SystemExit(f"{benchmark}: this benchmark needs a GPU; --small shows that it runs")
+
+
+@contextmanager
+def measuring(
+    out: Path | None, asked: Mapping[str, Any], device: str, total: int
+) -> Iterator[Once]:
+    """Keep measurements beside a result until it is written, which is when the context ends.
+
+    What another command, machine or version measured there is refused. ``asked`` is what the
+    benchmark was asked for, ``total`` the number of measurements; without ``out`` nothing is kept.
+    """
+    path = None if out is None else out.with_name(f"{out.name}.part")
+    steps, numbers = Steps(path), count(1)
+    about = {"asked": dict(asked), "machine": machine(device), "versions": versions()}
+    known = steps.do("about", lambda: about)
+    if other := [name for name in about if known[name] != about[name]]:
+        refuse(
+            f"{path} holds what was measured with {other[0]} = {known[other[0]]}, and this is "
+            f"{about[other[0]]}: remove the file, or give another --out"
+        )
+
+    def once(name: str, measure: Callable[[], Any]) -> Any:
+        number, began = next(numbers), time.perf_counter()
+        if name not in steps.found:
+            steps.keep(name, measure())
+            print_aside(f"{number} of {total}: {name}, {time.perf_counter() - began:.1f} s")
+        return steps.found[name]
+
+    try:
+        yield once
+    except KeyboardInterrupt:
+        held = len(steps.found) - 1
+        kept = f"{path} holds {held}: the same command goes on" if path else "none kept"
+        print_aside(f"stopped after {held} of {total} measurements; {kept}")
+        raise
+    if path is not None:
+        path.unlink()

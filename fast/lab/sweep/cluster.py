@@ -20,8 +20,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns wh
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.backends import device_here
+from kvlab.fast.lab.steps import versions
 from kvlab.fast.lab.sweep.jobs import Done, Failure, Result, attempt
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.reference.methods import discover_again

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.files import clear_unfinished, folder_of, write_completely, write_text
+from kvlab.fast.lab.steps import versions
 from kvlab.fast.lab.sweep.jobs import Engine, Failure, Result, in_processes, in_this_process
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep, to_plain
 from kvlab.fast.lab.sweep.summary import Results

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
-from kvlab.fast.lab.benchmarks.measuring import measuring
+from kvlab.fast.lab.benchmarks.results import measuring
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 from kvlab.fast.lab.reports import Text
 from kvlab.fast.lab.steps import Steps

@@ -117,7 +117,7 @@ def test_a_full_disk_is_named(refusal, tmp_path, monkeypatch):
     def fill(trace, path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvlab.fast.lab.commands.trace.save_trace", fill)
+    monkeypatch.setattr("kvlab.fast.lab.commands.generate.save_trace", fill)
     said = refusal("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
     assert f"No space left on device: '{tmp_path / 't.npz'}'" in said
 

@@ -113,13 +113,7 @@ def test_entries_of_a_shorter_row_are_counted_at_its_own_end(model):
     assert [each.entries for each in found] == [len(each) - 1 for each in PASSAGES]
 
 
-@pytest.mark.parametrize(
-    ("passage", "feed", "message"),
-    [
-        (Passage([], [1]), "steps", "must be at least one each"),
-        (Passage([1], []), "blocks", "must be at least one each"),
-    ],
-)
-def test_bad_input_is_refused(model, passage, feed, message):
-    with pytest.raises(ValueError, match=message):
-        rate(model, "full", None, [passage], None, feed)
+@pytest.mark.parametrize("passage", [Passage([], [1]), Passage([1], [])])
+def test_a_passage_without_prompt_or_rated_tokens_is_refused(model, passage):
+    with pytest.raises(ValueError, match="must be at least one each"):
+        rate(model, "full", None, [passage], None)

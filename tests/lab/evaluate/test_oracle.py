@@ -22,7 +22,7 @@ TASK = "jumps@fewest=2,most=5"
 
 @pytest.fixture(scope="module")
 def problems():
-    return jumps.held_out(6, seed=5, size=SHORT)
+    return jumps.held_out(3, seed=5, size=SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,13 @@ def backend():
     return load_backend("fast", embedded_directory("jumps"))
 
 
-def texts(backend, problems):
-    """Return prompts and solutions as token ids."""
-    return (
+def request_of(backend, problems, to_first_error=False):
+    solutions = [backend.encode(each.solution) for each in problems]
+    return Request(
         [backend.encode(each.prompt) for each in problems],
-        [backend.encode(each.solution) for each in problems],
+        limit=max(map(len, solutions)),
+        stop=solutions[0][-1],
+        solutions=solutions if to_first_error else None,
     )
 
 
@@ -49,14 +51,13 @@ def test_the_oracle_evicts_the_entry_that_is_used_last():
 
 def test_the_oracle_solves_with_half_of_the_memory_what_random_does_not(backend):
     problems = jumps.held_out(3, seed=5, size=jumps.Size(fewest=24, most=30))
-    prompts, solutions = texts(backend, problems)
-    limit, stop = max(map(len, solutions)), solutions[0][-1]
+    request = request_of(backend, problems, to_first_error=True)
     budget = min(each.tokens for each in problems) // 2
     assert max(map(least_memory, problems)) < budget
     oracle = oracle_policy([next_use(each) for each in problems], budget, jumps.STEP)
     random = methods.get(f"random@recent={jumps.STEP}", budget)
     for policy, solved in ((oracle, 3), (random, 0)):
-        written = backend.write(policy, Request(prompts, limit, stop, solutions))
+        written = backend.write(policy, request)
         graded = map(jumps.grade, problems, [backend.decode(each.tokens) for each in written])
         assert sum(grade.solution_correct for grade in graded) == solved
 
@@ -64,23 +65,20 @@ def test_the_oracle_solves_with_half_of_the_memory_what_random_does_not(backend)
 def test_reference_and_batch_write_the_same_under_the_oracle(backend, problems):
     model = Transformer.from_directory(embedded_directory("jumps"))
     tokenizer = load_tokenizer(embedded_directory("jumps"))
-    prompts, solutions = texts(backend, problems)
-    budget = max(map(least_memory, problems))
+    asked, budget = request_of(backend, problems), max(map(least_memory, problems))
     together = oracle_policy([next_use(each) for each in problems], budget, jumps.STEP)
-    limit, stop = max(map(len, solutions)), solutions[0][-1]
-    written = backend.write(together, Request(prompts, limit, stop))
-    for problem, prompt, (tokens, _) in zip(problems, prompts, written, strict=True):
+    written = backend.write(together, asked)
+    for problem, prompt, (tokens, _) in zip(problems, asked.prompts, written, strict=True):
         assert prompt == tokenizer.encode(problem.prompt).ids
         alone = oracle_policy([next_use(problem)], budget, jumps.STEP)
-        assert list(generate(model, alone, prompt, limit, stop).tokens) == tokens
+        assert list(generate(model, alone, prompt, asked.limit, asked.stop).tokens) == tokens
 
 
 def test_an_oracle_that_knows_another_problem_does_not_solve_this_one(backend, problems):
     problem = max(problems, key=lambda each: each.tokens)
-    (prompt,), (solution,) = texts(backend, [problem])
     wrong = next_use(problem)[:, ::-1].copy()
     policy = oracle_policy([wrong], least_memory(problem), jumps.STEP)
-    (written,) = backend.write(policy, Request([prompt], len(solution), solution[-1]))
+    (written,) = backend.write(policy, request_of(backend, [problem]))
     assert not jumps.grade(problem, backend.decode(written.tokens)).solution_correct
 
 
@@ -90,14 +88,10 @@ def test_an_oracle_that_knows_another_problem_does_not_solve_this_one(backend, p
 @pytest.mark.parametrize("name", ["fast", "reference"])
 def test_answers_end_at_their_first_error(name, problems):
     backend = load_backend(name, embedded_directory("jumps"))
-    prompts, solutions = texts(backend, problems)
-    limit, stop = max(map(len, solutions)), solutions[0][-1]
+    asked = [request_of(backend, problems, only) for only in (False, True)]
     policy = methods.get("streaming_llm", 24)
-    whole, cut = (
-        [each.tokens for each in backend.write(policy, Request(prompts, limit, stop, *only))]
-        for only in ((), (solutions,))
-    )
-    for answer, start, solution in zip(whole, cut, solutions, strict=True):
+    whole, cut = ([x.tokens for x in backend.write(policy, each)] for each in asked)
+    for answer, start, solution in zip(whole, cut, asked[1].solutions, strict=True):
         assert answer[: len(start)] == start
         assert start[:-1] == solution[: len(start) - 1]
         assert start[-1] != solution[len(start) - 1] or start == answer

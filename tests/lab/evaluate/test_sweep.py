@@ -76,10 +76,10 @@ def small(tmp_path_factory):
 def test_a_sweep_is_cut_into_jobs(small):
     plan, _ = small
     jobs = list(plan.jobs())
-    assert plan.entries == {"reasoner": {"reasoning": {"40%": 82}}}
+    assert plan.entries == {"jumps": {"jumps@fewest=3,most=4": {"40%": 49}}}
     assert [(job.method, job.budget) for job in jobs if job.seed == 3 and job.first == 0] == [
         ("full", None),
-        *((method, 82) for method in ("h2o", "raas", "nacl")),
+        *((method, 49) for method in ("h2o", "raas", "nacl")),
     ]
     assert [job.seed for job in jobs] == [0] * 8 + [3] * 8
     assert [job.measured for job in jobs if job.method == "full"] == [1, 0] * 2
@@ -210,11 +210,11 @@ def test_every_problem_has_a_row(small):
     for row in rows:
         by_method.setdefault((row.method, row.budget), []).append(row)
     assert all(row.solved for row in by_method["full", None])
-    assert all("budget = 82" in row.refusal for row in by_method["raas", 82])
-    assert all(row.solved is None for row in by_method["raas", 82])
-    measured = [row for row in by_method["h2o", 82] if row.problem == 0]
-    assert [row.entries for row in measured] == [82, 82]
-    assert all(row.output_error is None for row in by_method["h2o", 82] if row.problem)
+    assert all("budget = 49" in row.refusal for row in by_method["raas", 49])
+    assert all(row.solved is None for row in by_method["raas", 49])
+    measured = [row for row in by_method["h2o", 49] if row.problem == 0]
+    assert [row.entries for row in measured] == [49, 49]
+    assert all(row.output_error is None for row in by_method["h2o", 49] if row.problem)
 
 
 def test_a_job_done_twice_finds_the_same(small, tmp_path):
@@ -328,7 +328,7 @@ def test_a_stored_sweep_says_how_it_was_run(small):
     assert stored.plan.provenance == {
         "device": "cpu",
         "computed with": f"numpy {version('numpy')}",
-        "number format of reasoner": "float64",
+        "number format of jumps": "float64",
     }
     before = replace(stored.plan, device="", dtypes={}, versions="")
     assert set(before.provenance.values()) == {"not recorded"}
