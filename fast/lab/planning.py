@@ -64,8 +64,7 @@ class PlannedRow(Row):
     policy_share: float | None = None
     """Share of the decoding time that goes into observing, scoring, selecting and moving."""
     pays_from: int | None = None
-    """Tokens of a text from which on its generation has taken less time than with the full cache at
-    the same batch; None if that is never so, or the method is the full cache."""
+    """Tokens from which on it has taken less time than the full cache at the same batch, if so."""
 
 
 @dataclass(frozen=True)

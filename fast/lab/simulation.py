@@ -44,8 +44,7 @@ class SimulatedRow(MeasuredRow):
     mass: float | None = None
     """Mean share of the full cache's attention that falls on the entries that are there."""
     skill: float | None = None
-    """Place of ``mass`` between evicting at random, 0, and the best keep sets, 1; None where
-    nothing had to be evicted."""
+    """Place of ``mass`` between evicting at random, 0, and the best keep sets, 1."""
     regret: float | None = None
     """Mass that the best keep sets, of each layer's most entries, hold and this method lost."""
     error: float | None = None

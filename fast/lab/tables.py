@@ -69,8 +69,7 @@ class Column:
 
     heading: str
     value: str | Callable[[Any], Any] = ""
-    """Name of a row's field or key, or a function of the row; by default, the heading is the name.
-    The value None becomes a dash."""
+    """Name of a row's field, by default the heading, or a function of the row; None is a dash."""
     format: str | Callable[[Any], str] = ""
     """How a value is written: a specification for Python's `format`, or a function."""
     bold: Callable[[Any], bool] = lambda row: False

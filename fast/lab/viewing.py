@@ -28,8 +28,7 @@ from kvlab.reference.tasks.jumps import SIZES
 from kvlab.reference.transformer import Transformer, end_of_text, load_tokenizer
 
 WORDS, NEEDLES = 120, 2
-"""Words of the passage in which `needle_source` hides numbers, and how many numbers it hides; the
-first number is asked for."""
+"""Words of the passage of `needle_source`, and numbers hidden in it; it asks for the first."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,9 @@ class Source:
 
     name: str
     record: Callable[..., Run]
-    """Called with a policy and the keyword arguments that both `record_generation` and
-    `record_replay` take."""
+    """Called with a policy and what `record_generation` and `record_replay` both take."""
     tokens: int | None = None
-    """Tokens of a recorded text; None if the model writes one, which may differ from method to
-    method."""
+    """Tokens of a recorded text; None if the model writes one."""
 
 
 @dataclass(frozen=True, kw_only=True)

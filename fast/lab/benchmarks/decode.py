@@ -48,8 +48,7 @@ OTHERS = (
     *("snapkv@window=32,schedule=every_block", "rkv", "nacl"),
     *("rpc@interval=128", "kivi", "ddks@interval=128", "desirekv@interval=128"),
 )
-"""Methods that act only at some tokens, with intervals so short that 512 tokens contain several.
-RPC, KIVI, DDKS and DesireKV take no budget."""
+"""Methods that act only at some tokens; of 512 tokens, at several."""
 IN_BLOCKS = ("h2o", "tova")
 BLOCK = 256
 LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))

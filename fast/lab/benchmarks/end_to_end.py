@@ -25,8 +25,7 @@ from kvlab.fast.lab.benchmarks.workload import Run, random_llama, tiny_llama
 
 SCHEMA = 1
 COMPARED = ("full", "tova", "lazy_eviction")
-"""Methods whose latency is measured beside the full cache of transformers. ``full`` is what kvlab's
-step costs where nothing is evicted."""
+"""``full`` is what kvlab's step costs where nothing is evicted."""
 PROMPT = 64
 WARM_UP = 512
 """Tokens written before anything is timed, so that kernels are compiled and tuned."""

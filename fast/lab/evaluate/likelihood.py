@@ -46,8 +46,7 @@ class Likelihood:
     entries: float
     """As `kvlab.fast.lab.points.ENTRIES` says."""
     nbytes: float
-    """Bytes of all keys and values after the last token, scales and norms included; an unquantised
-    element counts 16 bits."""
+    """Bytes of all keys and values after the last token; an unquantised element has 16 bits."""
     after_eviction: int
     """Tokens that come after at least one eviction, see `kvlab.fast.lab.points.After`."""
 

@@ -54,11 +54,9 @@ class Test:
     """Units where only the first has a yes; None if the measure is no yes or no."""
     only_second: int | None = None
     difference: Interval
-    """Second mean less the first: with Tango's score interval if the measure is yes or no, else
-    with the bootstrap interval over the units."""
+    """Second mean less the first, with Tango's score interval or the bootstrap's."""
     p: float
-    """Two-sided p-value: of McNemar's exact test for yes or no, else of the permutation test that
-    flips signs."""
+    """Two-sided p-value of McNemar's exact test, or of the one that flips signs."""
     p_adjusted: float
     """The p-value after Holm's correction over all tests of the measure."""
     verdict: str

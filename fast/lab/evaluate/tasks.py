@@ -176,8 +176,7 @@ class InNovel(Task):
     words: int = 700
     """Words of the text."""
     question: str = "after"
-    """``after``: a text is compressed before its questions are known. ``known``: text and question
-    are one prompt."""
+    """Whether a text is compressed before its questions are known (``after``), or ``known``."""
 
     def __post_init__(self) -> None:
         check_choice(("after", "known"), question=self.question)

@@ -63,9 +63,7 @@ class Result:
     after_eviction: int | None = None
     """How many of them come after an eviction."""
     output_error: float | None = None
-    """This and the figures below as in `kvlab.reference.measure.Measurement`, along the full
-    cache's answer: means over its tokens, entries as `ENTRIES` says, the largest bytes, the last
-    bits; None where nothing was measured."""
+    """From here on as in `kvlab.reference.measure.Measurement`: means, most bytes, last bits."""
     kl: float | None = None
     agreement: float | None = None
     entries: float | None = None
@@ -93,8 +91,7 @@ class Failure:
 Done = tuple[Job, list[Result] | Failure]
 
 Engine = Callable[[Sequence[Job]], Iterator[Done]]
-"""Does jobs in any order, and yields every job once, as soon as it is done or given up. Closing the
-iterator stops what is running."""
+"""Does jobs in any order, and yields each as soon as it is done; closing it stops what runs."""
 
 
 def attempt(job: Job) -> list[Result] | Failure:

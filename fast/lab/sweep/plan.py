@@ -116,13 +116,11 @@ class Sweep:
     """The first problems of every seed on which error, divergence and memory are measured."""
     backend: str = "fast"
     to_first_error: bool = False
-    """Whether an answer ends at its first wrong token, where a task has one right answer each; the
-    final answer is then not known."""
+    """Whether an answer ends at its first wrong token; the final answer is then not known."""
     block_size: int | None = None
     """Tokens per block of a prompt; None reads prompts at once."""
     drafts: bool = False
-    """Whether every method is fed what the full cache writes; what counts is how many of these
-    tokens it would have written itself."""
+    """Whether methods are fed what the full cache writes, and asked how much they would write."""
     controls: bool = False
     """Whether each method's matched control runs, too (`controls_of`)."""
     pairs: tuple[tuple[str, str], ...] = ()
@@ -345,8 +343,7 @@ class Plan:
     blocks: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per model and task that is rated in blocks of no stated size, the size: `Rated.block_for`."""
     device: str = ""
-    """What computes: ``cpu``, or a GPU by its name; like ``dtypes`` and ``versions`` empty where
-    that was not noted yet."""
+    """What computes: ``cpu``, or a GPU by its name; empty where that was not noted yet."""
     dtypes: dict[str, str] = field(default_factory=dict)
     """Number format in which each model is loaded."""
     versions: str = ""

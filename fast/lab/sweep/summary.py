@@ -191,8 +191,7 @@ class TaskSummary:
     controls: tuple[Point, ...] = ()
     """Matched controls that the sweep added to its methods."""
     gains: tuple[Test, ...] = ()
-    """Every method at every budget against its matched control by the `main_measure`, where the
-    control ran."""
+    """Every method against its matched control by the `main_measure`, where that ran."""
 
     def point(self, method: str, budget: int | str | None) -> Point:
         """Return one point, at entries or a budget as the sweep states it; KeyError if none is."""
