@@ -56,8 +56,19 @@ ALL = (*BUDGETED, *SELF_SIZED, *QUANTIZING)
 ONE_EACH = tuple({methods.base_name(spec): spec for spec in reversed(ALL)}.values())
 """One example of every method."""
 
-OWN_SIZE = (*SELF_SIZED, *QUANTIZING, *(spec for spec in CODED if spec.startswith("full")))
-"""Methods that take no budget."""
+KINDS = tuple(
+    spec
+    for spec in ONE_EACH
+    if methods.base_name(spec)
+    in ("full", "h2o", "snapkv", "lazy_eviction", "caote", "random", "kivi", "desirekv")
+)
+"""One example of every kind: sums, windows, counters, values, draws, codes, confidence."""
+
+
+def budget_of(spec: str, budget: int = 12) -> int | None:
+    """Return a budget for a method that takes one."""
+    return budget if methods.takes_budget(spec) else None
+
 
 RANDOM = tuple(
     spec

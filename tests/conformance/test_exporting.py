@@ -40,13 +40,14 @@ import torch
 RUNNER = """
 import sys, torch
 from reference import check_implementation, generate_input, kvlab_reference
-from submission import custom_kernel
+import right, wrong
 assert kvlab_reference.unpacked.name in sys.modules["kvlab"].__file__
 for line in sys.stdin:
     arguments = dict(part.split(": ") for part in line.strip().split("; "))
     data = generate_input(**{x: int(y) if y.isdigit() else y for x, y in arguments.items()})
-    cloned = {x: y.clone() if isinstance(y, torch.Tensor) else y for x, y in data.items()}
-    print(check_implementation(data, custom_kernel(cloned))[0])
+    for submission in (right, wrong):
+        cloned = {x: y.clone() if isinstance(y, torch.Tensor) else y for x, y in data.items()}
+        print(check_implementation(data, submission.custom_kernel(cloned))[0])
 """
 """What gpu-mode's eval.py does with the tests, without a GPU; each is such a line."""
 
@@ -67,12 +68,11 @@ def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
     assert {*named, "task.yml"} == {*files, "utils.py", "eval.py"}
     tests = [*task["tests"][:24:6], *task["tests"][24::8]]
     lines = "".join("; ".join(f"{x}: {y}" for x, y in each.items()) + "\n" for each in tests)
-    right = ATTEND if target == "attend" else REFERENCE
-    for submission, said in ((right, "True"), (WRONG, "False")):
-        (tmp_path / "submission.py").write_text(submission)
-        command = [sys.executable, "-c", RUNNER]
-        done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
-        assert done.stdout.split() == [said] * len(tests), done.stderr
+    (tmp_path / "right.py").write_text(ATTEND if target == "attend" else REFERENCE)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    command = [sys.executable, "-c", RUNNER]
+    done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"] * len(tests), done.stderr
 
 
 @pytest.mark.parametrize("target", sampled(TARGETS, ("attend", "encode")))

@@ -93,10 +93,10 @@ def compiled(tmp_path):
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler is installed")
 
-    def compile_text(text, optimised="-O1"):
+    def compile_text(text):
         source, binary = tmp_path / "program.cpp", tmp_path / "program"
         source.write_text(text)
-        options = ("-std=c++17", optimised, "-Wall", "-Werror")
+        options = ("-std=c++17", "-O2", "-Wall", "-Werror")
         subprocess.run(["c++", *options, str(source), "-o", str(binary)], check=True)
         return Program(str(binary))
 
@@ -105,7 +105,7 @@ def compiled(tmp_path):
 
 @pytest.mark.parametrize("method", sampled(("h2o", "full", "streaming_llm"), ("h2o",)))
 def test_a_whole_cache_in_cplusplus(compiled, method):
-    program = compiled(CPLUSPLUS.with_name("whole_cache.cpp").read_text(), "-O2")
+    program = compiled(CPLUSPLUS.with_name("whole_cache.cpp").read_text())
     report = check(f"{method}.whole_cache", program, minimise=False)
     report.raise_for_failures()
     outcomes = [each for group in report.groups for each in group.outcomes]

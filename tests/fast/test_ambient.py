@@ -5,10 +5,9 @@ from itertools import product
 
 import pytest
 import torch
-from cases import ALL, CODED, GRANULAR, ONE_EACH
+from cases import ALL, CODED, GRANULAR, ONE_EACH, budget_of
 from models import prompts, tiny
 from sampling import sampled
-from test_saving import budget_of
 from tolerances import FLOAT32_SCORES
 
 from kvlab.fast import compress, methods

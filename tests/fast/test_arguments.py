@@ -6,11 +6,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from models import prompts
+from sampling import sampled
 from test_architectures import (
     ALTERNATING,
     SMALL_EXPERTS,
@@ -148,10 +150,6 @@ CASES = [
 ]
 """All arguments but those of images, which `test_architectures` gives and refuses."""
 
-DEFAULT = ("Llama", "Cohere2")
-SLOWLY = [
-    pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in ARCHITECTURES
-]
 IMAGES = {
     *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw"),
     *("mm_token_type_ids", "second_per_grid_ts"),
@@ -196,8 +194,10 @@ def test_the_table_has_every_argument(name):
     assert named - IMAGES <= {case.argument for case in CASES}
 
 
-@pytest.mark.parametrize("block_size", [None, BLOCK], ids=["at once", "in blocks"])
-@pytest.mark.parametrize("name", SLOWLY)
+@pytest.mark.parametrize(
+    ("name", "block_size"),
+    sampled(product(ARCHITECTURES, [None, BLOCK]), [("Llama", BLOCK), ("Cohere2", None)]),
+)
 def test_an_argument_is_computed_with_as_the_model_alone_does_or_refused(name, block_size):
     model = made(name)
     for tokens, before, call in calls(model):

@@ -7,7 +7,7 @@ from itertools import cycle, product
 import pytest
 import torch
 import transformers
-from cases import ALL, BUDGETED, CODED, ONE_EACH, QUANTIZING, SELF_SIZED
+from cases import ALL, BUDGETED, CODED, KINDS, ONE_EACH, budget_of
 from models import CONFIGS, SHAPE, built, prompts, tiny, written
 from packaging.version import Version
 from replay import Tolerance, follow_with_reference
@@ -45,25 +45,20 @@ SOME = (
     "ddks@interval=6,selector=3,group=4",
     "desirekv@interval=6,selector=3,group=4",
 )
-ONE_EACH_OF_BUDGETED = [spec for spec in ONE_EACH if spec in BUDGETED]
+BUDGETED_KINDS = [spec for spec in KINDS if spec in BUDGETED]
 BUDGET = 12
-
-
-def budget_of(spec: str) -> int | None:
-    return None if spec in SELF_SIZED + QUANTIZING or spec.startswith("full@") else BUDGET
 
 
 def policy_of(spec: str):
     return methods.get(spec, budget_of(spec))
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("block_size", [None, 5])
+@pytest.mark.parametrize(("family", "block_size"), diagonal(list(CONFIGS), [None, 5]))
 def test_a_full_cache_writes_what_the_model_writes(family, block_size):
     model, inputs = tiny(family, torch.float32), prompts([21, 13])
-    expected = written(model, DynamicCache(config=model.config), inputs, 16)
+    expected = written(model, DynamicCache(config=model.config), inputs, 8)
     with compress(model, "full", block_size=block_size) as cache:
-        found = written(model, cache, inputs, 16)
+        found = written(model, cache, inputs, 8)
     torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_LOGITS)
 
 
@@ -97,7 +92,7 @@ def test_layers_that_decide_together_agree_with_the_reference(base, page, block_
 
 
 @pytest.mark.parametrize(
-    ("spec", "dtype"), diagonal(SOME, [torch.float32, torch.bfloat16, torch.float16])
+    ("spec", "dtype"), diagonal(SOME[::2], [torch.float32, torch.bfloat16, torch.float16])
 )
 def test_number_formats_agree_with_the_reference(dtype, spec):
     output = FLOAT32_SCORES if dtype == torch.float32 else 4 * BFLOAT16_OUTPUT
@@ -106,7 +101,7 @@ def test_number_formats_agree_with_the_reference(dtype, spec):
     )
 
 
-@pytest.mark.parametrize("spec", sampled((*ALL, *CODED), (*ONE_EACH, CODED[0])))
+@pytest.mark.parametrize("spec", sampled((*ALL, *CODED), (*KINDS, CODED[0])))
 def test_a_padded_sequence_is_treated_as_if_alone(spec):
     model = tiny("llama")
     with compress(model, spec, budget_of(spec)) as cache:
@@ -124,7 +119,7 @@ def test_a_padded_sequence_is_treated_as_if_alone(spec):
 
 @pytest.mark.parametrize(
     ("spec", "beams"),
-    sampled(product(BUDGETED, [1, 3]), list(zip(ONE_EACH_OF_BUDGETED, cycle([1, 3])))),
+    sampled(product(BUDGETED, [1, 3]), list(zip(BUDGETED_KINDS, cycle([1, 3])))),
 )
 def test_watching_changes_nothing(spec, beams):
     """Layers share a cache or not, whether somebody watches or not; what is shown are copies."""
@@ -198,11 +193,11 @@ def test_a_scale_is_of_the_first_tokens_of_a_sequence(spec):
     for rows, columns in ((slice(0, 2), 0), (slice(0, 1), 0), (slice(1, 2), 14)):
         inputs = {name: x[rows, columns:] for name, x in both.items()}
         with compress(model, spec, budget_of(spec), block_size=7) as cache:
-            runs.append(written(model, cache, inputs, 8)[1])
+            runs.append(written(model, cache, inputs, 3)[1])
     torch.testing.assert_close(runs[0], torch.cat(runs[1:]), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", sampled((*ALL, *CODED), (*ONE_EACH, CODED[0])))
+@pytest.mark.parametrize("spec", sampled((*ALL, *CODED), (*KINDS, CODED[0])))
 def test_padding_in_the_middle_of_a_prompt_changes_nothing(spec):
     model, runs = tiny("llama"), []
     mask = torch.tensor([[1] * 18, [0] * 4 + [1] * 5 + [0] * 3 + [1] * 6])
@@ -307,7 +302,7 @@ def test_a_short_padded_prompt_is_one_call(masks):
 # --- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", sampled(BUDGETED, ONE_EACH_OF_BUDGETED))
+@pytest.mark.parametrize("spec", sampled(BUDGETED, BUDGETED_KINDS))
 def test_evicted_entries_leave_memory(spec):
     model = tiny("llama", torch.float32)
     with compress(model, spec, BUDGET, block_size=16) as cache:
@@ -408,11 +403,11 @@ def test_decoding_does_not_wait_for_the_device(spec, monkeypatch):
         pytest.skip("has no twin: the reference computes it on the host")
     model = built(LlamaConfig(**{**SHAPE, "num_hidden_layers": 2}), torch.float32).to("meta")
     monkeypatch.setattr("kvlab.fast.huggingface.CompressedCache.check", lambda self: None)
-    with compress(model, spec, budget_of(spec)) as cache, torch.no_grad():
+    with compress(model, spec, budget_of(spec), verify=False) as cache, torch.no_grad():
         model(torch.zeros((2, 20), dtype=torch.long, device="meta"), past_key_values=cache)
-        for _ in range(10):
+        for _ in range(7):
             model(torch.zeros((2, 1), dtype=torch.long, device="meta"), past_key_values=cache)
-    assert cache.get_seq_length() == 30
+    assert cache.get_seq_length() == 27
 
 
 def test_the_meta_device_does_notice_waiting():
@@ -526,7 +521,7 @@ def test_layers_plan_apart_where_they_demoted_apart():
 
 
 def test_repositioned_keys_agree_with_the_reference():
-    for family in ("llama", "phi3", "gemma3"):
+    for family in ("llama", "gemma3"):
         follow_with_reference(
             tiny(family),
             methods.get("streaming_llm@sinks=2,reposition=true", BUDGET),

@@ -81,7 +81,7 @@ for target in sys.argv[2].split(","):
     asked = [case for case in everything if case.target == target]
     if sys.argv[3] == "some":
         group = min({case.group for case in asked} & {"gqa", "plain"})
-        asked = [case for case in asked if case.group == group][::4]
+        asked = [case for case in asked if case.group == group][:1]
     outcomes = [run_case(under_test, case) for case in asked]
     failed = [(each.case.name, each.reason) for each in outcomes if each.status == "failed"]
     assert not failed, failed

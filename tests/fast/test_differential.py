@@ -6,7 +6,7 @@ from math import ceil
 
 import pytest
 import torch
-from cases import BUDGETED, CODED, GRANULAR, OWN_SIZE, QUANTIZING, SELF_SIZED
+from cases import BUDGETED, CODED, GRANULAR, QUANTIZING, SELF_SIZED, budget_of
 from replay import Comparison, Tolerance, random_blocks
 from shapes import shapes_checked
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
@@ -24,7 +24,7 @@ DTYPES = {
     "bfloat16": (torch.bfloat16, Tolerance(FLOAT32_SCORES, BFLOAT16_OUTPUT)),
 }
 FLOWS = {
-    "short": (26, 24, 9),
+    "short": (26, 16, 9),
     "decode": (1, 110, None),
     "blocks": (115, 0, 1),
     "both": (26, 90, 9),
@@ -78,7 +78,7 @@ LONG = (
 )
 QUICK = [
     *((spec, *SHORT[number % len(SHORT)]) for number, spec in enumerate(SPECS)),
-    *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::12])),
+    *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::24])),
 ]
 """Every method on a short stream, and some on a long one."""
 MATRIX = {
@@ -92,7 +92,7 @@ def compare(spec: str, heads: str, dtype: str, flow: str, batch: str) -> Compari
     number_format, tolerance = DTYPES[dtype]
     longest, steps, block_size = FLOWS[flow]
     prompts = [max(1, longest - shorter) for shorter in BATCHES[batch]]
-    policy = methods.get(spec, None if spec in (*OWN_SIZE, HYBRID) else BUDGET)
+    policy = methods.get(spec, budget_of(spec, BUDGET))
     layers = 1 if port(policy).precision.quantises else LAYERS[flow]
     comparison = Comparison(policy, tolerance, layers)
     blocks = random_blocks(7, HEADS[heads], prompts, steps, block_size, number_format, layers)

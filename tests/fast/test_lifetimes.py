@@ -5,10 +5,9 @@ from weakref import ref
 
 import pytest
 import torch
-from cases import CODED, GRANULAR, ONE_EACH
+from cases import CODED, GRANULAR, ONE_EACH, budget_of
 from models import prompts, tiny, written
 from sampling import diagonal
-from test_saving import budget_of
 
 from kvlab.fast import compress
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import BUDGETED, CODED, GRANULAR, ONE_EACH
+from cases import CODED, GRANULAR, KINDS, ONE_EACH, budget_of
 from models import prompts, tiny, written
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -21,12 +21,8 @@ from kvlab.reference.processes import process_pool
 BUDGET = 16
 CASES = (*ONE_EACH, *CODED, GRANULAR[0], "h2o@every=9,recent=4")
 """Every method, every code, and tokens that wait to be observed."""
-QUICK = [("tova", "gemma3"), *((spec, "llama") for spec in CASES if spec not in CODED[1:])]
-
-
-def budget_of(spec: str) -> int | None:
-    budgeted = spec in (*BUDGETED, *CODED, *GRANULAR) or spec.startswith("h2o")
-    return BUDGET if budgeted and not spec.startswith("full") else None
+QUICK = [("tova", "gemma3"), *((spec, "llama") for spec in (*KINDS, CODED[0], CASES[-1]))]
+"""All others are in `test_rows`, too."""
 
 
 def asked(model, cache, text: Text, seed: int):
@@ -34,7 +30,7 @@ def asked(model, cache, text: Text, seed: int):
     question = prompts([5] * len(text.ids), seed=seed)["input_ids"]
     inputs = {"input_ids": torch.cat([text.ids, question], dim=1)}
     inputs["attention_mask"] = torch.cat([text.mask, torch.ones_like(question)], dim=1)
-    tokens, _ = written(model, cache, inputs, 9)
+    tokens, _ = written(model, cache, inputs, 6)
     return tokens, cache.positions(), cache.confidence
 
 
@@ -44,7 +40,7 @@ def asked(model, cache, text: Text, seed: int):
 def test_copies_and_files_go_on_as_if_uninterrupted(spec, family, tmp_path):
     model, file = tiny(family, torch.float32), tmp_path / "context.safetensors"
     steps = (("whole", 21, 6), ("call", 4))
-    with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
+    with compress(model, spec, budget_of(spec, BUDGET), watch=lambda *_: None) as cache:
         text = used(model, cache, steps, (0, 8))
         copy, untouched = cache.copy(), deepcopy(cache)
         cache.save(file)
@@ -55,7 +51,7 @@ def test_copies_and_files_go_on_as_if_uninterrupted(spec, family, tmp_path):
         assert not torch.equal(other[0], expected[0])
         with pytest.raises(ValueError, match="another one from column 31"):
             asked(model, copy, text, seed=2)
-    with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
+    with compress(model, spec, budget_of(spec, BUDGET), watch=lambda *_: None) as cache:
         for seed, wanted in ((1, expected), (2, other)):
             cache.load(file)
             torch.testing.assert_close(asked(model, cache, text, seed), wanted, equal_nan=True)
