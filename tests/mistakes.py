@@ -63,13 +63,11 @@ class Mistake:
 
     @property
     def module(self) -> str:
-        """The name under which the file is imported."""
         path = self.file.relative_to(ROOT).with_suffix("").as_posix()
         return f"kvlab.{path.removesuffix('/__init__').replace('/', '.')}"
 
     @cached_property
     def source(self) -> str:
-        """The whole file with the mistake."""
         return changed(self.file, [(self.right, self.wrong)])
 
     @property
@@ -109,12 +107,9 @@ def functions_of(code: CodeType) -> Iterator[CodeType]:
 
 
 class FirstFailure:
-    """A plugin of pytest that notes the first test that fails, and what it says."""
-
     test = said = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a test that fails."""
         if report.failed and not self.test:
             crash = getattr(report.longrepr, "reprcrash", None)
             self.test, self.said = report.nodeid, crash.message if crash else ""
@@ -185,7 +180,6 @@ def outcomes(chosen: Sequence[Mistake]) -> dict[Mistake, tuple[str, str] | None]
 
 
 def show(mistake: Mistake, found: tuple[str, str] | None) -> None:
-    """Say how far the work is."""
     print(
         mistake.file.stem, mistake.kind, *(found or ())[:1], sep=" | ", file=sys.stderr, flush=True
     )

@@ -151,7 +151,6 @@ def try_answers(
 
 
 def tagged(notebook: nbformat.NotebookNode, tag: str) -> list[str]:
-    """Return the cells with a tag."""
     return [cell.source for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
 
 

@@ -91,8 +91,6 @@ def variants_in(line: Any) -> Iterator[tuple[int, ast.expr]]:
 
 
 class Replace(ast.NodeTransformer):
-    """Put a node into the place of another."""
-
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self.old, self.new = old, new
 
@@ -184,7 +182,6 @@ class Planter:
 
 
 def functions_in_memory() -> Mapping[tuple[str, str], list[FunctionType]]:
-    """Return all functions, by the file and the name of their code."""
     gc.unfreeze()  # conftest.py hides what is imported
     functions, real = defaultdict(list), cache(os.path.realpath)
     for each in gc.get_objects():

@@ -52,7 +52,6 @@ def parsed(page):
 
 @cache
 def generated(page):
-    """The page's Markdown without its picture and costs."""
     body, meta = parsed(page)
     return method_pages.written(page.stem, meta, body, str, "the picture", "the costs")
 

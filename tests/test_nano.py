@@ -9,7 +9,7 @@ from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.transformer import Transformer
 
-MOST = 70
+MOST = 40
 """Tokens that are written."""
 DIRECTORY = embedded_directory("jumps")
 SPECS = {

@@ -40,7 +40,6 @@ def package(tmp_path_factory):
 
 
 def kvlab(*arguments: object) -> str:
-    """Run a command and return what it prints."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == 0, (done.output, str(done.exception))
     return done.stdout
@@ -107,7 +106,7 @@ def test_every_command_runs_it(command, expected, folder, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        "plan --length 2048 --batch 4 --budget 60",
+        "plan --length 200 --batch 4 --budget 60",
         "simulate FOLDER/t.npz --budgets 60 --bound",
         f"compare {COMPARED} --backend reference",
         "perplexity --budgets 60 --windows 1 --feed steps",

@@ -25,7 +25,6 @@ SCRIPTS = [
 
 
 def misplaced(graph: Graph) -> set[tuple[str, str]]:
-    """Return the imports that are not allowed."""
     return {
         (importer, target)
         for importer, targets in graph.items()
@@ -35,7 +34,6 @@ def misplaced(graph: Graph) -> set[tuple[str, str]]:
 
 
 def circles(graph: Graph) -> list[set[str]]:
-    """Return the groups of modules that need each other."""
     needs = {name: reachable(graph, name) for name in graph}
     groups = {
         frozenset(other for other in needs[name] if name in needs[other])
@@ -46,7 +44,6 @@ def circles(graph: Graph) -> list[set[str]]:
 
 
 def mutual(graph: Graph) -> set[tuple[str, str]]:
-    """Return the pairs of packages that import each other."""
     arrows = arrows_between(graph, drawn_packages(graph))
     return {
         (above, below)
@@ -113,8 +110,6 @@ def test_no_function_but_kernels_is_too_long():
 
 @pytest.fixture
 def made(tmp_path):
-    """Return a function that writes modules of ``kvlab.fast`` and ``kvlab.reference``."""
-
     def write(**texts: str) -> Graph:
         for name, text in texts.items():
             path = tmp_path.joinpath(*name.split("__")).with_suffix(".py")

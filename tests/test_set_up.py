@@ -18,7 +18,6 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 
 def commands() -> list[str]:
-    """Return the command lines of the README."""
     blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
     lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line]
@@ -54,7 +53,6 @@ def with_environment(clone: Path) -> Path:
 
 
 def stub(path: Path, code: int) -> Path:
-    """Write a program that does nothing and exits with a code."""
     path.write_text(f"#!/bin/sh\nexit {code}\n")
     path.chmod(0o755)
     return path

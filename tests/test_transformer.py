@@ -89,7 +89,6 @@ def difference(directory: Path, tokens) -> float:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """A directory that tests may read, and copy to change something."""
     directory = tmp_path_factory.mktemp("llama")
     save(directory, "llama-gqa")
     return directory

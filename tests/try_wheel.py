@@ -24,7 +24,6 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Try the wheel in the folder that the command line names."""
     (wheel,) = Path(sys.argv[1]).resolve().glob("*.whl")
     with TemporaryDirectory() as place:
         try_commands(install(wheel, Path(place)), Path(place) / "tried")

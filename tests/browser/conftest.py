@@ -56,17 +56,14 @@ class Reader:
             self.problems.append(f"{request.failure}: {request.url}")
 
     def check(self, response):
-        """Keep answers that are none."""
         if response.status >= 400:
             self.problems.append(f"{response.status}: {response.url}")
 
     def open(self, name):
-        """Open a page of the site."""
         self.page.goto(self.home + name, wait_until="load")
         return self.page
 
 
 @pytest.fixture(scope="module")
 def reader(browser):
-    """Return a function that opens a window for the pages below an address."""
     return lambda home, **options: Reader(browser, home, **options)

@@ -40,7 +40,6 @@ def _shapes_are_checked_elsewhere():
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Build the page as ``make playground`` does, with the problems of the tests."""
     folder = tmp_path_factory.mktemp("site")
     playground_page.build_alone(site_dir=str(folder))
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +105,6 @@ def words(page, pane=0):
 
 
 def expected_words(name, spec, budget, prompt):
-    """Return what the reference writes with an embedded model."""
     directory = embedded_directory(name)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
     ids, most = tokenizer.encode(prompt).ids, SITE[name]["most"]

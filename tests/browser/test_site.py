@@ -161,25 +161,6 @@ def test_without_scripts_a_picture_stands_in_the_place_of_a_frame(reader, name):
     assert not page.locator("iframe").filter(visible=True).count()
 
 
-def luminance(colour):
-    """Relative luminance of ``rgb(r, g, b)``, between 0 and 1."""
-    parts = [float(each) / 255 for each in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_themes_can_be_read(reader, scheme):
-    page = reader(viewport=DESK, color_scheme=scheme).open("methods/caote.html")
-    text, paper = (
-        luminance(page.evaluate(f"getComputedStyle(document.querySelector('{where}')).{what}"))
-        for where, what in (("article p", "color"), ("body", "backgroundColor"))
-    )
-    lighter, darker = max(text, paper), min(text, paper)
-    assert (lighter + 0.05) / (darker + 0.05) >= 4.5  # WCAG 2, AA
-    assert (paper > text) is (scheme == "light")
-
-
 def test_the_first_page_plays_a_generation(reader):
     found = reader(viewport=DESK, color_scheme="light")
     page = found.open("index.html")
@@ -205,15 +186,12 @@ def test_the_first_page_plays_a_generation(reader):
 
 
 class Anchors(HTMLParser):
-    """Collects the links and the anchors of a page."""
-
     def __init__(self, name):
         super().__init__()
         self.links, self.ids = set(), set()
         self.feed((SITE / name).read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
-        """Note ``href`` and ``id``."""
         given = dict(attrs)
         self.ids.add(given.get("id"))
         if tag == "a" and given.get("href"):

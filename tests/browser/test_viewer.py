@@ -27,7 +27,6 @@ def recorded(tokens=41, budget=16, texts=None, layers=2):
 
 @pytest.fixture
 def opened(reader, tmp_path):
-    """Open the page of a timeline; nothing may go wrong on it."""
     found = reader(f"{tmp_path.as_uri()}/")
 
     def show(timeline):

@@ -236,8 +236,6 @@ class Floats(Slots):
 
 
 class Engine:
-    """A batch of sequences on its way through the model."""
-
     def __init__(self, given):
         self.config, self.weights = checkpoint(given["model"])
         self.given, self.name = given, given["method"].partition("@")[0]
@@ -332,7 +330,6 @@ class Engine:
         return weights / np.where(total == 0, 1, total)
 
     def decide(self, slots, weights, positions):
-        """Evict entries after a block."""
         if self.name == "kivi":
             for n, g in np.ndindex(*slots.positions.shape[:2]):
                 slots.flush(n, g)
@@ -421,7 +418,6 @@ class Engine:
 
 
 def whole_cache(**given):
-    """Answer a case."""
     if given["method"].partition("@")[0] not in ("full", "streaming_llm", "h2o", "tova", "kivi"):
         raise NotImplementedError(given["method"])
     if given.get("precision", "full").startswith("turboquant"):

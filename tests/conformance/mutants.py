@@ -46,17 +46,14 @@ class Bug:
 
     @property
     def source(self) -> str:
-        """The file with the bug."""
         return changed(self.file, self.changes)
 
 
 def identifier(bug: Bug) -> str:
-    """Return a bug's name as the name of a test."""
     return re.sub(r"\W+", "_", bug.name)
 
 
 def bugs(kind: str, above: Path) -> tuple[Bug, ...]:
-    """Read the bugs of one kind, of files in a folder."""
     listed = tomllib.loads((HERE / "bugs.toml").read_text(encoding="utf-8"))[kind]
     return tuple(
         Bug(
@@ -78,7 +75,6 @@ CACHE_BUGS = bugs("cache", HERE)
 
 
 def rows() -> list[str]:
-    """Return the rows of the tables that the documentation shows."""
     of_reference = ((bug, f" `{bug.file.relative_to(ROOT).as_posix()}` |") for bug in BUGS)
     of_caches = ((bug, "") for bug in CACHE_BUGS)
     met = {
@@ -90,7 +86,6 @@ def rows() -> list[str]:
 
 
 def planted_engine(bug: Bug | None) -> ModuleType:
-    """Return a copy of the engine, with a bug or without one."""
     file = HERE / "engine.py"
     source = file.read_text(encoding="utf-8") if bug is None else bug.source
     module = ModuleType("planted_engine")
@@ -142,7 +137,6 @@ class Copy:
         self.expected = targets.answer
 
     def offers(self, target: str) -> bool:
-        """Everything."""
         return True
 
     def answer(self, case) -> dict[str, np.ndarray]:

@@ -89,7 +89,6 @@ def test_requests_hold_inputs_and_parameters(tmp_path):
 
 @pytest.fixture
 def compiled(tmp_path):
-    """Return a function that compiles C++ into a program."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler is installed")
 

@@ -44,12 +44,10 @@ SHARPER = 4.0
 
 @functools.cache
 def tiny(family: str, dtype: torch.dtype = torch.float64):
-    """Return a model of a family."""
     return built(CONFIGS[family], dtype)
 
 
 def built(config, dtype: torch.dtype):
-    """Return a random model."""
     torch.manual_seed(0)
     implementation = "eager" if config.model_type == "gemma2" else "sdpa"  # ignores its softcap
     model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
@@ -66,6 +64,19 @@ def prompts(lengths, seed: int = 0):
     columns = torch.arange(longest)
     mask = (columns >= longest - torch.tensor(lengths)[:, None]).long()
     return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+class Between:
+    """A streamer for `generate` that does something between two steps."""
+
+    def __init__(self, act) -> None:
+        self.act = act
+
+    def put(self, value) -> None:
+        self.act()
+
+    def end(self) -> None:
+        pass
 
 
 GREEDY = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}

@@ -166,7 +166,6 @@ class Comparison:
             self.compare_storage(number, theirs, cache)
 
     def compare_scores(self, number: int, seen: Seen, result) -> None:
-        """Compare what candidates are worth."""
         positions = result.positions[number]
         order = positions.argsort(dim=-1)[:, positions.shape[1] - seen.positions.shape[1] :]
         ours = as_array(result.scores[number].expand_as(positions).gather(-1, order))
@@ -217,12 +216,10 @@ def reference_block(block: Block, number: int) -> ReferenceBlock:
 
 
 def rotate_arrays(rotate, vectors: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Rotate as the model does."""
     return as_array(rotate(torch.tensor(vectors), torch.tensor(by)))
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:
-    """Return a tensor as the reference takes it."""
     array = x.detach().cpu()
     return (array.double() if array.is_floating_point() else array).numpy()
 

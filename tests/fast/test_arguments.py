@@ -164,7 +164,6 @@ def refusal_of(case: Case, model: Any, in_blocks: bool) -> str | None:
 
 
 def calls(model: Any) -> Iterator[tuple[str, Tensor | None, Call]]:
-    """A prompt; and a token after it."""
     ids = prompts([LENGTH + 1] * 2, seed=3)["input_ids"] % 80 + 3
     yield "many", None, Call(model, ids[:, :LENGTH], 0)
     yield "one", ids[:, :LENGTH], Call(model, ids[:, LENGTH:], LENGTH)

@@ -24,7 +24,7 @@ DTYPES = {
     "bfloat16": (torch.bfloat16, Tolerance(FLOAT32_SCORES, BFLOAT16_OUTPUT)),
 }
 FLOWS = {
-    "short": (26, 16, 9),
+    "short": (26, 24, 9),
     "decode": (1, 110, None),
     "blocks": (115, 0, 1),
     "both": (26, 90, 9),
@@ -78,7 +78,7 @@ LONG = (
 )
 QUICK = [
     *((spec, *SHORT[number % len(SHORT)]) for number, spec in enumerate(SPECS)),
-    *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::24])),
+    *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::12])),
 ]
 """Every method on a short stream, and some on a long one."""
 MATRIX = {

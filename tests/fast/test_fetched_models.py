@@ -19,7 +19,6 @@ REAL = "smollm2"
 
 @pytest.fixture
 def room(tmp_path, monkeypatch) -> Path:
-    """Return an empty cache directory."""
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
     return tmp_path
 

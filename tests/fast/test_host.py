@@ -63,8 +63,6 @@ class Fading(Score):
 
 @dataclass(frozen=True)
 class NewestRow(Score):
-    """What the newest token looks at."""
-
     needs = Needs(rows="last")
 
     def score(self, state, seen, candidates, room):
@@ -268,8 +266,6 @@ def test_a_precision_without_a_twin_is_refused_with_what_to_write():
 
 @dataclass(frozen=True)
 class Constant(ShortKeys):
-    """The same for every entry."""
-
     worth: float
 
     def score(self, state, seen, candidates, room):

@@ -45,7 +45,6 @@ def loaded(model, file, **options):
 
 
 def offloaded(how, directory, folder):
-    """Load a model as accelerate keeps it."""
     if how == "disk, by transformers":
         places = {f"model.layers.{n}": "disk" if n else "cpu" for n in range(3)}
         places |= dict.fromkeys(("model.embed_tokens", "lm_head"), "cpu")

@@ -109,7 +109,6 @@ speaks = pytest.mark.skipif(
 
 
 def haystack(words, seed=0):
-    """Return the tokens of a text with a needle."""
     problem = needle.haystacks(1, seed=seed, words=words, needles=1)[0]
     return load_tokenizer(fetched_directory("smollm2")).encode(problem.prompt).ids
 

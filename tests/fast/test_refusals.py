@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 import torch
-from models import built, prompts, tiny, written
+from models import Between, built, prompts, tiny, written
 from transformers import GPT2Config
 
 from kvlab.fast import compress
@@ -164,12 +164,8 @@ def test_what_cannot_work_is_refused(call, message):
 
 def test_one_model_is_compressed_once():
     model = tiny("llama")
-    with (
-        compress(model, "h2o", BUDGET),
-        pytest.raises(ValueError, match="compressed already"),
-        compress(model, "h2o", BUDGET),
-    ):
-        pass
+    with compress(model, "h2o", BUDGET), pytest.raises(ValueError, match="compressed already"):
+        compress(model, "h2o", BUDGET)
     assert model.config._attn_implementation != "kvlab"
 
 
@@ -242,17 +238,11 @@ def test_a_cache_belongs_to_one_context_and_one_batch():
 def test_a_cache_in_use_by_another_thread_is_refused():
     model, found = tiny("llama"), []
 
-    class Elsewhere:
-        """Between two steps, another thread uses the cache, and a copy."""
-
-        def put(self, value):
-            for use in (lambda: model(**prompts([4]), past_key_values=cache), cache.copy):
-                thread = Thread(target=lambda use=use: found.append(refusal_of(use)))
-                thread.start()
-                thread.join()
-
-        def end(self):
-            pass
+    def elsewhere():
+        for use in (lambda: model(**prompts([4]), past_key_values=cache), cache.copy):
+            thread = Thread(target=lambda use=use: found.append(refusal_of(use)))
+            thread.start()
+            thread.join()
 
     def refusal_of(use):
         with pytest.raises(ValueError, match=r"in use by another thread: .* cache.copy\(\)"):
@@ -260,8 +250,8 @@ def test_a_cache_in_use_by_another_thread_is_refused():
         return True
 
     with compress(model, "h2o", BUDGET) as cache:
-        inputs = prompts([21])
-        model.generate(**inputs, past_key_values=cache, max_new_tokens=4, streamer=Elsewhere())
+        inputs, between = prompts([21]), Between(elsewhere)
+        model.generate(**inputs, past_key_values=cache, max_new_tokens=4, streamer=between)
     assert found == [True] * 10
 
 
@@ -291,18 +281,7 @@ def test_a_cache_is_closed_by_hand_where_there_is_no_context():
 
 def test_a_context_that_ends_while_a_thread_generates_says_so():
     model = tiny("llama")
-
-    class Close:
-        """Between two steps, ends the context, as another thread would."""
-
-        def put(self, value):
-            cache.close()
-
-        def end(self):
-            pass
-
-    with (
-        compress(model, "h2o", BUDGET) as cache,
-        pytest.raises(ValueError, match="wait for the thread"),
-    ):
-        model.generate(**prompts([21]), past_key_values=cache, max_new_tokens=4, streamer=Close())
+    cache = compress(model, "h2o", BUDGET)
+    close = Between(cache.close)
+    with pytest.raises(ValueError, match="wait for the thread"):
+        model.generate(**prompts([21]), past_key_values=cache, max_new_tokens=4, streamer=close)

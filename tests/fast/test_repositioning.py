@@ -89,13 +89,9 @@ def test_a_layer_reads_kept_tokens_as_if_they_were_the_text(module, config, opti
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_layer_that_does_something_else_is_refused(module, config, options, why, verify):
     model = model_of(module, config, **options)
-    with (
-        pytest.raises(ValueError, match=f"reposition = True cannot be used with .*{why}"),
-        compress(model, METHOD, BUDGET, verify=verify),
-    ):
-        pass
-    with compress(model, "streaming_llm@sinks=2", BUDGET, verify=verify):
-        pass
+    with pytest.raises(ValueError, match=f"reposition = True cannot be used with .*{why}"):
+        compress(model, METHOD, BUDGET, verify=verify)
+    compress(model, "streaming_llm@sinks=2", BUDGET, verify=verify).close()
 
 
 def test_every_layer_is_asked_for_itself():
@@ -137,28 +133,19 @@ def test_a_wrong_rotation_is_noticed(compared, monkeypatch):
         "kvlab.fast.huggingface.compression.rotations_of", lambda model: own(model)[:1] * 4
     )
     for _ in range(2):
-        with (
-            pytest.raises(ValueError, match="after an eviction with reposition: they differ"),
-            compress(model, METHOD, BUDGET),
-        ):
-            pass
+        with pytest.raises(ValueError, match="after an eviction with reposition: they differ"):
+            compress(model, METHOD, BUDGET)
     assert len(compared) == 1
-    with compress(model, "streaming_llm", BUDGET):
-        pass
-    with compress(model, METHOD, BUDGET, verify=False):
-        pass
+    compress(model, "streaming_llm", BUDGET).close()
+    compress(model, METHOD, BUDGET, verify=False).close()
 
 
 def test_a_wrong_mask_is_noticed(compared, monkeypatch):
     own = step.attend_survivors
     monkeypatch.setattr(step, "attend_survivors", lambda *given: own(*given).roll(1, 1))
-    with (
-        pytest.raises(ValueError, match="after an eviction with evict_before_attend: they differ"),
-        compress(tiny("llama"), "caote:h2o@evict_before_attend=true", BUDGET),
-    ):
-        pass
-    with compress(tiny("llama"), "caote:h2o", BUDGET):
-        pass
+    with pytest.raises(ValueError, match="after an eviction with evict_before_attend: they differ"):
+        compress(tiny("llama"), "caote:h2o@evict_before_attend=true", BUDGET)
+    compress(tiny("llama"), "caote:h2o", BUDGET).close()
 
 
 def test_offloaded_layers_are_asked_and_compared_where_they_compute(compared):

@@ -46,7 +46,6 @@ MODELS = {
 
 
 def fed(model, cache, ids, **given):
-    """Give a cache new tokens; return the logits after the last one."""
     with torch.no_grad():
         return model(ids, past_key_values=cache, **given).logits[:, -1]
 
@@ -90,13 +89,11 @@ class Batch:
         self.cache.load(path)
 
     def leave(self, cache, fill):
-        """Give a cache other tokens."""
         for n in (1, 3, 1):
             fed(self.model, cache, torch.full((len(cache.clocks), n), fill))
 
 
 def used(batch, path):
-    """Do with a batch what `USE` says."""
     steps = {
         "token": lambda: batch.call(1),
         "block": lambda: batch.call(4),

@@ -26,7 +26,6 @@ QUICK = [("tova", "gemma3"), *((spec, "llama") for spec in (*KINDS, CODED[0], CA
 
 
 def asked(model, cache, text: Text, seed: int):
-    """Ask a question of five tokens; return the answer, and what is kept then."""
     question = prompts([5] * len(text.ids), seed=seed)["input_ids"]
     inputs = {"input_ids": torch.cat([text.ids, question], dim=1)}
     inputs["attention_mask"] = torch.cat([text.mask, torch.ones_like(question)], dim=1)
@@ -72,7 +71,6 @@ def test_who_loads_says_whether_confidence_is_recorded(records, tmp_path):
 
 
 def continued(file: Path, inputs):
-    """Go on from a file; return what was written, and how much is kept then."""
     model = tiny("qwen2", torch.float32)
     with compress(model, "rkv@every=6,window=3", budget="60%") as cache:
         cache.load(file)
@@ -116,7 +114,6 @@ def test_a_file_is_as_large_as_the_memory(spec, budget, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """Return a file of H2O's."""
     file = tmp_path_factory.mktemp("saved") / "context.safetensors"
     with compress(tiny("llama"), "h2o", BUDGET) as cache:
         used(tiny("llama"), cache, (("call", 21),), (0,))
@@ -125,7 +122,6 @@ def saved(tmp_path_factory) -> Path:
 
 
 def changed(file: Path, target: Path, change) -> Path:
-    """Write a file whose metadata or tensors differ."""
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         about = json.loads(opened.metadata()["kvlab"])

@@ -46,7 +46,6 @@ class Text:
 
 
 def used(model, cache, steps, shorter) -> Text:
-    """Give a cache a text step by step."""
     N, first = len(shorter), steps[0][1]
     given = prompts([60] * N, seed=3)["input_ids"]
     mask = (torch.arange(first) >= torch.tensor(shorter)[:, None]).long()

@@ -72,7 +72,6 @@ def call(dtype: torch.dtype) -> None:
 
 
 def several(size: kernels.Size) -> None:
-    """Call attention to tables of all precisions at once."""
     vectors, number = size.random(ENTRIES, 128), torch.arange(ENTRIES) % 4
     tables = []
     for turn, bits in enumerate((16, 8, 4, 2)):

@@ -30,13 +30,11 @@ def in_a_buffer(x, slack=3):
 
 
 def as_numpy(x):
-    """Float64 for the reference."""
     return x.detach().cpu().double().numpy()
 
 
 @contextmanager
 def in_torch():
-    """Let kernels compute in PyTorch."""
     before = os.environ[VARIABLE]
     os.environ[VARIABLE] = "torch"
     try:

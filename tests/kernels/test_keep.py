@@ -20,7 +20,6 @@ def ascending_positions(N, G, n, seed=0):
 
 
 def expected(scores, protected, kept):
-    """By the reference, for each sequence."""
     return [
         keep_set(
             np.broadcast_to(one, marked.shape).astype(float), marked, count - int(marked[0].sum())

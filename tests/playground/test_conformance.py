@@ -29,7 +29,6 @@ class Answered:
     codes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def ask(self, cases: list[Case]) -> "Answered":
-        """Write the requests and let the program answer them."""
         requests = []
         for number, case in enumerate(cases):
             given, made = (self.folder / f"{number}.{way}" for way in ("input", "output"))
@@ -46,11 +45,9 @@ class Answered:
         return self
 
     def offers(self, target: str) -> bool:
-        """All may be asked for."""
         return True
 
     def answer(self, case: Case):
-        """Return what the program wrote for a case."""
         code, said = self.codes[case.name]
         if code == SKIPPED:
             raise NotTestedError(said)

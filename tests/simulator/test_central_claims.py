@@ -19,7 +19,6 @@ SEEDS = range(6)
 
 
 def fates(workload, specs, budget):
-    """One layer's fates of several methods, from one pass."""
     (found,) = replay(workload.trace, [methods.get(spec, budget) for spec in specs])
     return found
 

@@ -5,22 +5,20 @@ import pytest
 from noise import noise
 
 from kvlab.reference import methods
-from kvlab.reference.invariants import Kept
 from kvlab.reference.methods.caote import eviction_error
 from kvlab.reference.simulator.cost import Plan
 from kvlab.reference.simulator.judge import judge
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
-from study.checks import explanation, promises, verdicts
+from study.checks import explanation, verdicts
 from study.costs import (
     cache_sizes,
     entry_bytes,
     memory_held,
     remembered_bytes,
-    servings,
     work_per_token,
 )
 from study.evictions import recomputed_errors, scores_by_entry
-from study.replays import answers, judgements
+from study.replays import judgements
 
 SHAPE = SHAPES["llama-3.1-8b"]
 """32 layers of 8 KV heads, 4 query heads each, 128 channels."""
@@ -38,12 +36,6 @@ def test_sizes_of_a_known_model():
     # 2 · 2 · 32 · 8 · 128 = 131,072 bytes a token; 8.03 billion weights
     (row,) = cache_sizes([SHAPE], tokens=10_000).rows
     assert row[1:] == ("32", "8", "128", "16.1", "128", "1.31", "122,532")
-
-
-def test_servings_are_the_plan_s():
-    full = plan("full")
-    (served,) = servings({"full": full}).rows
-    assert served[1] == "100" and served[3] == f"{full.largest_batch:,}"
 
 
 def test_work_by_hand():
@@ -98,18 +90,7 @@ def test_judgements_are_means_over_layers():
     assert row[:3] == ("h2o", "12", f"{mass:.3f}")
 
 
-def test_answers_name_the_parts():
-    (row,) = answers([methods.get("lazy_eviction", 60)]).rows
-    assert row[:3] == ("lazy_eviction", "recurrence", "every decode: steps 25")
-    assert row[3:] == ("edges: recent 25", "entries: budget 60", "full")
-
-
 def test_claims_are_run_and_told():
     assert "proved symbolically: " in explanation("CA-1")
     table = verdicts("caote", ("CA-1", "CA-2c"))
     assert [row[4] for row in table.rows] == ["proved symbolically", "refuted as printed"]
-
-
-def test_promises_say_what_is_wrong():
-    table = promises([Kept("one", 3, ""), Kept("two", 3, "token 4: late")])
-    assert [row[2] for row in table.rows] == ["kept", "token 4: late"]

@@ -30,21 +30,6 @@ def test_the_front_by_hand(more, expected):
     assert [(each.share, each.quality.mean) for each in panel.front] == expected
 
 
-@pytest.mark.parametrize(
-    ("method", "kind", "label"),
-    [
-        ("full", "full cache", "full"),
-        ("full@precision=fp8", "quantisation alone", "fp8"),
-        ("kivi@key_bits=4,value_bits=4", "quantisation alone", "kivi"),
-        ("h2o@precision=full", "eviction alone", "h2o full"),
-        ("caote:h2o@precision=nvfp4", "both", "caote:h2o nvfp4"),
-        ("random@recent=16,precision=fp8", "at random, the control", "random fp8"),
-    ],
-)
-def test_kinds_and_labels(method, kind, label):
-    assert (place(0.5, 0.5, method).kind, place(0.5, 0.5, method).label) == (kind, label)
-
-
 def test_points_are_what_is_stored(panels):
     shown = {(each.method, each.budget): each for each in panels[0].places}
     found = stored_summary("equal_bytes")
@@ -62,13 +47,6 @@ def test_scales_are_counted(panels):
     """32 channels: 4 bits and 8/16 of a scale, of 16 bits; one float32 per layer and kind."""
     (coded,) = (each for each in panels[0].places if each.method == "full@precision=nvfp4")
     assert 4.5 / 16 < coded.share < 4.5 / 16 + 0.001
-
-
-def test_the_control_is_in_every_panel(panels):
-    drawn = equal_bytes.chart(panels).svg
-    for panel in panels:
-        assert any(each.method.startswith("random") for each in panel.places)
-        assert panel.title in drawn
 
 
 def test_what_the_page_says_of_fp8_and_kivi(panels):

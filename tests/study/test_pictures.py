@@ -6,7 +6,7 @@ import numpy as np
 
 from kvlab.fast.lab.drawing import canvas, finish
 from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, Run
-from study.kept import kept_bits, kept_over_steps
+from study.kept import kept_bits
 
 HOSTILE = "<script>alert('x')</script>"
 
@@ -50,14 +50,3 @@ def test_bits_are_means_over_keys_values_layers_and_heads():
     nan = np.nan
     expected = [[16, 6, 6], [16, 16, 12], [16, 16, 16], [nan, 16, 16], [nan, nan, 16]]
     np.testing.assert_array_equal(kept_bits(run(3)), expected)
-
-
-def test_the_picture_says_what_it_shows():
-    picture = kept_over_steps(run(3))
-    for said in (
-        "with a budget of 3 entries of 3 tokens of a prompt and the 2 that follow",
-        "still holds 3 positions of the prompt and 2 of the answer, at 13.2 bits",
-    ):
-        assert said in picture.description
-    assert ">budget<" in picture.svg and ">full cache<" in picture.svg
-    assert ">budget<" not in kept_over_steps(run(None)).svg

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from sweeping import made
 
-from kvlab.fast.lab.evaluate.controls import gains_table, is_significant
+from kvlab.fast.lab.evaluate.controls import gains_table, is_control, is_significant, matched
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
+from kvlab.fast.lab.points import ORACLE
+from kvlab.fast.lab.sweep.plan import read_sweep
 from kvlab.fast.lab.sweep.summary import TaskSummary, main_measure
 from kvlab.reference.proofs.ledger import ledger
 from study import after_eviction, readings
 from study import map as study_map
-from study.stored import REAL, stored_file, stored_summary
+from study.stored import REAL, RESULTS, stored_file, stored_summary
 
 
 def observed(place, figures):
@@ -130,3 +132,12 @@ def test_readings_are_compared_problem_by_problem():
     refused = replace(summary, points=(default, replace(other, refusal="too small")))
     with pytest.raises(ValueError, match="tova did not run on every problem: too small"):
         list(readings.differences(refused, [pair]))
+
+
+def test_controls_have_protection_schedule_and_budget_of_their_scores():
+    """The dial compares each score with random eviction that differs in the score alone."""
+    sweep = read_sweep(RESULTS / "dial" / "sweep.toml")
+    pairs = [pair for pair in sweep.pairs if ORACLE not in pair]
+    assert pairs == matched(sweep.methods, sweep.methods)
+    scores = [each for each in sweep.methods if each != ORACLE and not is_control(each)]
+    assert [score for _, score in pairs] == scores
