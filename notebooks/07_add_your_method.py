@@ -189,9 +189,7 @@ attempt(1)
 # %% tags=["exercise"]
 @dataclass(frozen=True)
 class LongestSeen(Score):
-    @property
-    def columns(self):
-        return {"queries": Column("queries that attend to the entry")}
+    columns = {"queries": Column("queries that attend to the entry")}
 
     def observe(self, state, seen): ...
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from kvlab.reference.attention import group_heads
 from kvlab.reference.cache import LayerCache
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
@@ -63,16 +64,10 @@ def advance(
     confidence: float = np.nan,
     watch: Watch | None = None,
 ) -> tuple[Float[Array, "m vocab"], Session]:
-    """Feed a block of tokens.
+    """Feed a block of token ids; return the logits after each, and the next session.
 
-    Args:
-        session: left as it is, also if this step fails.
-        tokens: ids of the block.
-        confidence: largest probability of the distribution that produced the tokens.
-        watch: called after every step of every layer.
-
-    Returns:
-        Logits after each token, and the next session.
+    The given session is left as it is, also if this step fails. ``confidence`` is the largest
+    probability of the distribution that produced the tokens.
     """
     model, m = session.model, len(tokens)
     confidences = np.concatenate([session.confidence, np.full(m, confidence)])
@@ -117,10 +112,9 @@ def prefill(
     """
     if len(prompt) == 0:
         raise ValueError("prompt must hold at least one token")
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size = {block_size} must be at least 1")
+    size = len(prompt) if block_size is None else block_size
+    check_at_least(1, block_size=size)
     session = start(model, policy, len(prompt))
-    size = block_size or len(prompt)
     logits = np.zeros((1, model.config.vocab_size))
     for first in range(0, len(prompt), size):
         logits, session = advance(session, prompt[first : first + size], watch=watch)
@@ -139,27 +133,15 @@ def generate(
     watch: Watch | None = None,
     solution: Sequence[int] | None = None,
 ) -> Generation:
-    """Continue a prompt greedily, or by sampling at a temperature.
+    """Continue a prompt greedily, or by sampling at a temperature above 0.
 
-    Args:
-        model: the transformer.
-        policy: what to keep.
-        prompt: token ids.
-        max_new_tokens: tokens to write at most.
-        stop: token id after which to end; it is part of the result.
-        temperature: 0 for the likeliest token.
-        seed: seed of the sampling.
-        block_size: tokens per block of prefill; None for the whole prompt at once.
-        watch: called after every step of every layer.
-        solution: token ids; the text ends with its first token that differs from them.
+    All tokens are ids. The text ends with the token ``stop``, or with the first one that differs
+    from the ``solution``; the prompt is read as by `prefill`.
 
     Raises:
         ValueError: on a negative temperature or number of tokens, and as `prefill`.
     """
-    if max_new_tokens < 0 or temperature < 0:
-        raise ValueError(
-            f"max_new_tokens = {max_new_tokens} and temperature = {temperature} must be at least 0"
-        )
+    check_at_least(0, max_new_tokens=max_new_tokens, temperature=temperature)
     rng = np.random.default_rng(seed)
     logits, session = prefill(model, policy, prompt, block_size, watch)
     written: list[int] = []

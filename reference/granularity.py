@@ -33,9 +33,7 @@ class OneForAllHeads(Around):
     turns until the room is full. ``model``: as ``layer``, and then the mean over the layers, which
     `kvlab.reference.step.apply_together` takes."""
 
-    @property
-    def joins_kv_heads(self) -> bool:
-        return True
+    joins_kv_heads = True
 
     @property
     def joins_layers(self) -> bool:

@@ -5,11 +5,13 @@ tests run them over many more streams and every method of the registry.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvlab.reference.attention import attend, visible
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import step
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
@@ -97,15 +99,10 @@ def failed_steps_change_nothing(make: Make, budget: int, stream: Stream) -> str:
     *_, block = stream.pieces()
     cache = results[-1].cache
     keys, positions = cache.keys.vectors.copy(), cache.positions.copy()
-    try:
+    with suppress(ValueError):
         step(policy, cache, replace(block, values=np.full_like(block.values, np.nan)))
-    except ValueError:
-        pass
-    else:
         return "NaN among the values was accepted"
-    if not (
-        np.array_equal(cache.keys.vectors, keys) and np.array_equal(cache.positions, positions)
-    ):
+    if (cache.keys.vectors != keys).any() or (cache.positions != positions).any():
         return "the cache changed"
     step(policy, cache, block)
     return ""
@@ -136,18 +133,12 @@ class Kept:
 
 
 def check_promises(make: Make, budget: int = 9, streams: int = 12) -> list[Kept]:
-    """Hold a policy that evicts down to a budget to every promise.
-
-    Args:
-        make: builds the policy for a budget of entries.
-        budget: entries.
-        streams: random streams of several shapes to try.
+    """Hold the policy that is built for a budget of entries to every promise, on random streams.
 
     Raises:
         ValueError: if ``streams`` or ``budget`` is below 1.
     """
-    if streams < 1 or budget < 1:
-        raise ValueError(f"streams = {streams} and budget = {budget} must be at least 1")
+    check_at_least(1, streams=streams, budget=budget)
     tried = [
         random_stream(Source("promises", seed), 1 + seed % 3, 1 + seed % 2, 4, seed % 15, 20, block)
         for seed, block in zip(range(streams), [None, 1, 4] * streams, strict=False)

@@ -11,6 +11,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,10 +25,8 @@ from kvlab.reference.observation import Clock, Needs, Observation
 class Score(ABC):
     """What is an entry worth? Higher is kept."""
 
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """What the score remembers of every entry, by name."""
-        return {}
+    columns = dict[str, Column]()
+    """What the score remembers of every entry, by name."""
 
     def observe(self, state: State, seen: Observation) -> State:
         """Update the state with one block; called on every block, due or not."""
@@ -35,13 +34,9 @@ class Score(ABC):
 
     @abstractmethod
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        """Rate the entries.
+        """Rate the entries by what `observe` made of all blocks, and by the current block.
 
-        Args:
-            state: what `observe` made of all blocks so far.
-            seen: the current block.
-            candidates: entries that may be evicted; scores elsewhere are ignored.
-            room: how many candidates may be kept.
+        Scores of other entries than the candidates are ignored; ``room`` candidates are kept.
         """
 
     def retention(
@@ -62,16 +57,10 @@ class Score(ABC):
     """Whether an entry has the same score in all KV heads of a layer."""
     joins_layers = False
     """Whether all layers keep the same entries, by the mean of their scores."""
-
-    @property
-    def ordinal(self) -> bool:
-        """Whether scores are an order, in which distances mean nothing."""
-        return False
-
-    @property
-    def signed(self) -> bool:
-        """Whether scores may be negative."""
-        return False
+    ordinal = False
+    """Whether scores are an order, in which distances mean nothing."""
+    signed = False
+    """Whether scores may be negative."""
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
         """Return the random numbers that `score` uses, to give them to other implementations."""
@@ -142,29 +131,12 @@ class Around(Score):
 
     inner: Score
 
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return self.inner.columns
-
-    @property
-    def needs(self) -> Needs:
-        return self.inner.needs
-
-    @property
-    def ordinal(self) -> bool:
-        return self.inner.ordinal
-
-    @property
-    def signed(self) -> bool:
-        return self.inner.signed
-
-    @property
-    def joins_kv_heads(self) -> bool:
-        return self.inner.joins_kv_heads
-
-    @property
-    def joins_layers(self) -> bool:
-        return self.inner.joins_layers
+    columns = property(attrgetter("inner.columns"))
+    needs = property(attrgetter("inner.needs"))
+    joins_kv_heads = property(attrgetter("inner.joins_kv_heads"))
+    joins_layers = property(attrgetter("inner.joins_layers"))
+    ordinal = property(attrgetter("inner.ordinal"))
+    signed = property(attrgetter("inner.signed"))
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
         return self.inner.drawn(seen)

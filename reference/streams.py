@@ -47,10 +47,8 @@ class Stream:
 
     def heads(self, order: Sequence[int] | Int[Array, " G"]) -> "Stream":
         """Return the stream with its KV heads in another order."""
-        chosen = np.asarray(order)
-        return replace(
-            self, queries=self.queries[chosen], keys=self.keys[chosen], values=self.values[chosen]
-        )
+        vectors = ("queries", "keys", "values")
+        return replace(self, **{name: getattr(self, name)[np.asarray(order)] for name in vectors})
 
     def pieces(self) -> Iterator[Block]:
         """Yield the blocks, in float64."""
@@ -144,17 +142,10 @@ def random_stream(
     block: int | None = None,
     precise: bool = False,
 ) -> Stream:
-    """Draw bell-shaped queries, keys and values.
+    """Draw bell-shaped queries, keys and values; axes are those of `kvlab.reference.notation`.
 
-    Args:
-        source: of the numbers.
-        G: KV heads.
-        rho: query heads per KV head.
-        d: channels.
-        prompt: tokens of the prompt.
-        generated: tokens after it.
-        block: tokens per block of the prompt; None for the whole prompt at once.
-        precise: draw numbers that need all digits of float32, not only those of 16 bits.
+    A block of the prompt has ``block`` tokens, or all of them. ``precise`` numbers need all digits
+    of float32, not only those of 16 bits.
     """
     t, draw = prompt + generated, source.precise if precise else source.normal
     confidence = source.uniform(t)

@@ -24,9 +24,7 @@ class MostLooks(Score):
 
     share: float
 
-    @property
-    def columns(self):
-        return {"looks": Column("queries that looked at the entry", integer=True)}
+    columns = {"looks": Column("queries that looked at the entry", integer=True)}
 
     def observe(self, state, seen):
         looked = (seen.attention.mean(axis=1) >= self.share).sum(axis=1)

@@ -169,9 +169,7 @@ def untouched(state):
 def test_what_a_score_gives_is_checked(wrote, scores, message):
     @dataclass(frozen=True)
     class LargestAttention(Score):
-        @property
-        def columns(self):
-            return {"largest": Column("largest attention so far")}
+        columns = {"largest": Column("largest attention so far")}
 
         def observe(self, state, seen) -> Any:
             columns = wrote(state)

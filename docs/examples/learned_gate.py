@@ -19,9 +19,7 @@ class Gate(Score):
 
     needs = Needs(rows="none", hidden_states=True)
 
-    @property
-    def columns(self):
-        return {"gate": Column("what the gate said when the token was read")}
+    columns = {"gate": Column("what the gate said when the token was read")}
 
     def observe(self, state, seen):
         matrix = read_once(self.weights)[f"layer.{seen.layer}"]  # [G, D]

@@ -23,9 +23,7 @@ assert not broken, "; ".join(broken)
 # - Add up over the queries of the block, and add the sum to what was there.
 @dataclass(frozen=True)
 class LongestSeen(Score):
-    @property
-    def columns(self):
-        return {"queries": Column("queries that attend to the entry")}
+    columns = {"queries": Column("queries that attend to the entry")}
     def observe(self, state, seen):
         attending = (seen.attention.mean(axis=1) >= 0.05).sum(axis=1)
         return state.with_entries(queries=state.entries["queries"] + attending)

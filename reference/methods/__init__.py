@@ -223,12 +223,10 @@ def _with_defaults(name: str) -> str:
 
 
 def get(spec: str, budget: int | None = None, **options: Any) -> Policy:
-    """Build the policy that ``spec`` names.
+    """Build the policy that ``spec`` names: registry syntax, or the name of a variant.
 
-    Args:
-        spec: registry syntax, or the name of a variant.
-        budget: entries kept per KV head and layer, where the method takes one.
-        options: hyper-parameters, besides those written in ``spec``.
+    ``budget`` counts entries kept per KV head and layer, where the method takes one; ``options``
+    are hyper-parameters besides those written in ``spec``.
 
     Raises:
         ValueError: if the method, an option or a value is not allowed.

@@ -15,21 +15,11 @@ from jaxtyping import Float
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.methods.h2o import H2O, AccumulatedAttention
+from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import (
-    Budget,
-    Edges,
-    Entries,
-    EveryBlock,
-    Policy,
-    Precision,
-    Protect,
-    Score,
-    Stored,
-)
+from kvlab.reference.policy import Entries, Policy, Precision, Protect, Stored
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 from kvlab.reference.stored_vectors import TokenGroups
 
@@ -123,18 +113,10 @@ class DDKS(Method):
         return self.reading == "mikv"
 
     def policy(self, budget: int | None = None) -> Policy:
-        score: Score
         if self.reading == "mikv":
-            budget = require_budget("ddks@reading=mikv", budget)
-            recent = budget // 2 if self.recent is None else self.recent
-            score, schedule, protect = (
-                AccumulatedAttention(H2O()),
-                EveryBlock(),
-                Edges(recent=recent),
-            )
-            limit: Budget = FullPrecisionEntries(budget)
+            base = H2O(self.recent).policy(require_budget("ddks@reading=mikv", budget))
         else:
-            rpc = RPC(self.interval, self.selector, self.compression).policy()
-            score, schedule, protect = rpc.score, rpc.schedule, rpc.protect
-            limit = rpc.budget if budget is None else FullPrecisionEntries(budget)
-        return Policy(self.name, score, schedule, AlsoDemoted(protect), limit, Demote(self))
+            base = RPC(self.interval, self.selector, self.compression).policy()
+        limit = base.budget if budget is None else FullPrecisionEntries(budget)
+        protect = AlsoDemoted(base.protect)
+        return replace(base, name=self.name, protect=protect, budget=limit, precision=Demote(self))

@@ -23,9 +23,7 @@ class AccumulatedAttention(Score):
 
     options: "H2O"
 
-    @property
-    def columns(self) -> dict[str, Column]:
-        return {"accumulated": Column("attention received so far")}
+    columns = {"accumulated": Column("attention received so far")}
 
     @property
     def needs(self) -> Needs:

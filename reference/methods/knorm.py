@@ -22,10 +22,7 @@ class KeyNorm(Score):
     """The negative length of the key."""
 
     needs = NO_ATTENTION
-
-    @property
-    def signed(self) -> bool:
-        return True
+    signed = True
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return -np.linalg.norm(seen.keys, axis=-1)  # [Knorm 1]

@@ -47,16 +47,14 @@ class Recurrence(Score):
 
     options: "LazyEviction"
 
-    @property
-    def columns(self) -> dict[str, Column]:
-        return {
-            "stamp": Column(
-                "generated step of the latest activation (TS); until then of the token before it",
-                integer=True,
-            ),
-            "interval": Column("longest steps between two activations (MRI)", integer=True),
-            "activated": Column("1 once the entry was activated", integer=True, compared=False),
-        }
+    columns = {
+        "stamp": Column(
+            "generated step of the latest activation (TS); until then of the token before it",
+            integer=True,
+        ),
+        "interval": Column("longest steps between two activations (MRI)", integer=True),
+        "activated": Column("1 once the entry was activated", integer=True, compared=False),
+    }
 
     @property
     def needs(self) -> Needs:

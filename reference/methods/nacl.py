@@ -31,10 +31,7 @@ class ProxyAndSample(Score):
     options: "NACL"
 
     needs = NO_ATTENTION
-
-    @property
-    def ordinal(self) -> bool:
-        return True
+    ordinal = True
 
     def drawn(self, seen: Observation) -> dict[str, Array]:
         rng = np.random.default_rng([self.options.seed, seen.layer])

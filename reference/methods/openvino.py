@@ -41,14 +41,11 @@ class PooledAttention(Score):
 
     options: "OpenVINO"
 
+    columns = {
+        "of_prompt": Column("attention received from the prompt"),
+        "accumulated": Column("pooled attention received so far"),
+    }
     joins_kv_heads = True
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        return {
-            "of_prompt": Column("attention received from the prompt"),
-            "accumulated": Column("pooled attention received so far"),
-        }
 
     @property
     def needs(self) -> Needs:
@@ -126,9 +123,7 @@ class Crushed(Around):
     pages: CompletePages
     anchor: Anchor
 
-    @property
-    def ordinal(self) -> bool:
-        return True
+    ordinal = True
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         worth = self.inner.score(state, seen, candidates, room)[0]

@@ -28,9 +28,7 @@ class LastUse(Score):
 
     options: "RaaS"
 
-    @property
-    def columns(self) -> dict[str, Column]:
-        return {"stamp": Column("generated step of the latest use", integer=True)}
+    columns = {"stamp": Column("generated step of the latest use", integer=True)}
 
     @property
     def needs(self) -> Needs:
@@ -68,11 +66,8 @@ class PageUse(Score):
     page: int
     stamped_pages: int
 
+    columns = LastUse.columns
     needs = NO_ATTENTION
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        return {"stamp": Column("generated step of the latest use", integer=True)}
 
     def observe(self, state: State, seen: Observation) -> State:
         """Stamp the best pages and the one being written."""
@@ -139,20 +134,13 @@ class RaaS(Method):
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)
-        schedule = EveryDecode(self.every)
-        if self.page is not None:
-            stamped = budget // self.page // 2
-            return Policy(
-                self.name,
-                PageUse(self.page, stamped),
-                schedule,
-                WholePages(Edges(prompt=self.pin_prompt), self.page),
-                Pages(budget, self.page),
-            )
+        schedule, protect = EveryDecode(self.every), Edges(prompt=self.pin_prompt)
+        if self.page is None:
+            return Policy(self.name, LastUse(self), schedule, protect, Entries(budget))
         return Policy(
             self.name,
-            LastUse(self),
+            PageUse(self.page, stamped_pages=budget // self.page // 2),
             schedule,
-            Edges(prompt=self.pin_prompt),
-            Entries(budget),
+            WholePages(protect, self.page),
+            Pages(budget, self.page),
         )

@@ -35,10 +35,7 @@ class ImportanceMinusRedundancy(Score):
     options: "RKV"
 
     needs = NO_ATTENTION
-
-    @property
-    def signed(self) -> bool:
-        return True
+    signed = True
 
     def observe(self, state: State, seen: Observation) -> State:
         return remember_queries(state, seen, self.options.window)

@@ -37,9 +37,7 @@ class Fading(Score):
 
     keep: float = 0.9
 
-    @property
-    def columns(self):
-        return {"faded": Column("attention", start=0.25), "age": Column("blocks", integer=True)}
+    columns = {"faded": Column("attention", start=0.25), "age": Column("blocks", integer=True)}
 
     def observe(self, state, seen):
         received = seen.attention.mean(axis=1).sum(axis=1)

@@ -12,9 +12,7 @@ class FadingAttention(Score):
 
     keep: float
 
-    @property
-    def columns(self):
-        return {"attention": Column("attention received, faded")}
+    columns = {"attention": Column("attention received, faded")}
 
     def observe(self, state, seen):
         received = seen.attention.mean(axis=1).sum(axis=1)  # [G, n]
