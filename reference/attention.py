@@ -37,9 +37,7 @@ def visible(
 
 
 def logits(
-    queries: Float[Array, "G rho m d"],
-    keys: Float[Array, "G n d"],
-    softcap: float | None = None,
+    queries: Float[Array, "G rho m d"], keys: Float[Array, "G n d"], softcap: float | None = None
 ) -> Float[Array, "G rho m n"]:
     """Scaled dot products q·k/√d, squeezed into ±``softcap`` if a model asks for it (Gemma 2)."""
     d = queries.shape[-1]

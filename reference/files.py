@@ -40,19 +40,19 @@ def divergences_in(
     package: Literal["methods", "precisions"],
 ) -> Mapping[str, tuple[Divergence, ...]]:
     """Return what ``divergences.toml`` of a package says, by the name of the file it is about."""
-    data = _read_data(f"{package}/divergences.toml")
+    data = read_data(f"{package}/divergences.toml")
     return {name: tuple(Divergence(**each) for each in found) for name, found in data.items()}
 
 
 def printed_tables(paper: str) -> dict[str, Any]:
     """Return the tables that a paper prints, by the name that ``printed.toml`` gives them."""
-    return _read_data("printed.toml")[paper]
+    return read_data("printed.toml")[paper]
 
 
 @cache
-def _read_data(path: str) -> dict[str, Any]:
-    text = (files("kvlab.reference") / path).read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def read_data(path: str) -> dict[str, Any]:
+    """Read a file of TOML beside the code, by its path below ``reference/``."""
+    return tomllib.loads((files("kvlab.reference") / path).read_text(encoding="utf-8"))
 
 
 def import_file(file: Path, name: str) -> ModuleType:

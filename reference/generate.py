@@ -59,10 +59,7 @@ def start(model: Transformer, policy: Policy, prompt: int) -> Session:
 
 
 def advance(
-    session: Session,
-    tokens: Sequence[int],
-    confidence: float = np.nan,
-    watch: Watch | None = None,
+    session: Session, tokens: Sequence[int], confidence: float = np.nan, watch: Watch | None = None
 ) -> tuple[Float[Array, "m vocab"], Session]:
     """Feed a block of token ids; return the logits after each, and the next session.
 

@@ -52,29 +52,17 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a block saw in one layer, before any entry is evicted."""
+class StepResult:
+    """The results of one step of one layer, or of `look` alone: then nothing is evicted yet."""
 
     output: Float[Array, "G rho m d"]
-    """Attention output over all present entries."""
     cache: LayerCache
     """The cache with the block's entries, and what the score remembers of it."""
     seen: Observation
     decision: Decision | None
-    """None if the step is not due."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The results of one step of one layer."""
-
-    output: Float[Array, "G rho m d"]
-    cache: LayerCache
-    seen: Observation
+    """The policy's own decision; None if the step was not due."""
     keep: KeepSet | None = None
     """Indices of the kept entries of ``seen``; None if the step was not due."""
-    decision: Decision | None = None
-    """The policy's own decision, if the step was due."""
 
 
 def empty_cache(policy: Policy, kv_heads: int, head_dim: int) -> LayerCache:
@@ -98,12 +86,10 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
             "stepped alone"
         )
     looked = look(policy, cache, block)
-    if looked.decision is None:
-        return StepResult(looked.output, looked.cache, looked.seen)
-    return apply(policy, looked, looked.decision.keep)
+    return apply(policy, looked, looked.decision.keep) if looked.decision else looked
 
 
-def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
+def look(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     """Append a block, attend, observe, encode and, if due, select."""
     _check_block(policy, cache, block)
     cache = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
@@ -112,23 +98,23 @@ def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
     check_state(policy.score, state, cache.positions.shape)
     cache = policy.precision.encode(replace(cache, state=state))
     due = policy.schedule.due(block.clock)
-    return Look(output, cache, seen, select(policy, state, seen) if due else None)
+    return StepResult(output, cache, seen, select(policy, state, seen) if due else None)
 
 
-def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
+def apply(policy: Policy, looked: StepResult, keep: KeepSet) -> StepResult:
     """Store and compact: keep the entries of ``keep``, and those that the precision adds."""
     output, seen = looked.output, looked.seen
     cache, keep = policy.precision.store(looked.cache, seen, keep)
     if policy.evict_before_attend:
         output = attend_survivors(seen, keep)
-    return StepResult(output, cache.compact(keep), seen, keep, looked.decision)
+    return StepResult(output, cache.compact(keep), seen, looked.decision, keep)
 
 
-def apply_together(policy: Policy, looked: Sequence[Look]) -> list[StepResult]:
+def apply_together(policy: Policy, looked: Sequence[StepResult]) -> list[StepResult]:
     """End a step of all layers, which keep the same entries: by the mean of the layers' scores."""
     joint = looked[0].decision
     if joint is None:
-        return [StepResult(layer.output, layer.cache, layer.seen) for layer in looked]
+        return list(looked)
     if joint.scores is not None:
         decisions = [layer.decision for layer in looked if layer.decision is not None]
         rated = [each.scores for each in decisions if each.scores is not None]

@@ -23,12 +23,7 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = {
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 """The kinds of RoPE and the parameters that each needs."""
 

@@ -18,12 +18,7 @@ from kvlab.reference.conformance.implementation import (
     LostError,
     NotTestedError,
 )
-from kvlab.reference.conformance.made import (
-    drawn_case,
-    method_cases,
-    sized_cases,
-    with_matrices,
-)
+from kvlab.reference.conformance.made import drawn_case, method_cases, sized_cases, with_matrices
 from kvlab.reference.conformance.publishing import published_methods
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
 from kvlab.reference.conformance.targets import STEPS, mistake_in, operation_of
@@ -134,7 +129,10 @@ def check(
         ValueError: if a target, group or precision is unknown.
         TypeError: if an implementation is no function, or asks for an input that does not exist.
     """
-    under_test = _implementation(method, implementation, arrays, device, precision)
+    under_test: Implementation = implementation
+    if not (hasattr(implementation, "offers") and hasattr(implementation, "answer")):
+        functions = _by_target(method, implementation)
+        under_test = Functions(functions, arrays, device, precision)
 
     def wanted(target: str) -> bool:
         return belongs(target, method) and under_test.offers(target)
@@ -201,28 +199,18 @@ def _any_of(source: Source, values: Sequence[Any]) -> int:
     return int(source.integers(0, len(values), 1)[0])
 
 
-def _implementation(
-    method: str | None,
-    implementation: Any,
-    arrays: str,
-    device: str | None,
-    precision: str,
-) -> Implementation:
-    if hasattr(implementation, "offers") and hasattr(implementation, "answer"):
-        return implementation
+def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
     if isinstance(implementation, Mapping):
-        functions = {_full_target(method, name): f for name, f in implementation.items()}
-    elif callable(implementation):
-        if method is None or method.partition(":")[0] in methods.names():
-            raise TypeError(
-                f"a function alone needs a target, as in check('h2o.score', f), got {method!r}"
-            )
-        functions = {method: implementation}
-    else:
+        return {_full_target(method, name): f for name, f in implementation.items()}
+    if not callable(implementation):
         raise TypeError(
             f"implementation must be a function or functions by target, got {implementation!r}"
         )
-    return Functions(functions, arrays, device, precision)
+    if method is None or method.partition(":")[0] in methods.names():
+        raise TypeError(
+            f"a function alone needs a target, as in check('h2o.score', f), got {method!r}"
+        )
+    return {method: implementation}
 
 
 def _full_target(method: str | None, name: str) -> str:

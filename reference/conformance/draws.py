@@ -4,9 +4,7 @@ The variant says what is special about the numbers; each stresses what a group o
 stresses. Numbers are exact in bfloat16 and float16 unless the variant says otherwise.
 """
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from kvlab.reference.attention import attend
 from kvlab.reference.codes import E2M1, E4M3, Code
 from kvlab.reference.conformance import blocks
+from kvlab.reference.files import read_data
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions.fp8 import FORMATS, FP8
 from kvlab.reference.precisions.nvfp4 import BLOCK, NVFP4
@@ -28,9 +27,7 @@ Drawn = tuple[dict[str, Array], dict[str, Any]]
 
 Change = Callable[[Array], Array]
 
-TABLES: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_name("drawn.toml").read_text(encoding="utf-8")
-)
+TABLES = read_data("conformance/drawn.toml")
 
 SMALL: Mapping[str, Mapping[str, Sequence[Any]]] = {
     operation: {name: values for name, values in choices.items() if name != "operations"}
@@ -259,14 +256,7 @@ def _to_pack(source: Source, rows: int, length: int, bits: int) -> Drawn:
 
 
 def _coded_cache(
-    source: Source,
-    G: int,
-    rho: int,
-    n: int,
-    d: int,
-    bits: int,
-    group: int,
-    capped: bool = False,
+    source: Source, G: int, rho: int, n: int, d: int, bits: int, group: int, capped: bool = False
 ) -> Drawn:
     inputs = {
         "queries": 2 * source.normal(G, rho, 1, d),

@@ -6,7 +6,6 @@ kvlab, so the reference's files are in it as text. A definition of flashinfer-be
 
 import json
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,10 @@ from kvlab.reference.conformance.made import sized_cases
 from kvlab.reference.conformance.operation import Field
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.vectors import Case, Expected
+from kvlab.reference.files import read_data
 from kvlab.reference.notation import Array
 
-TEXTS: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_name("harnesses.toml").read_text(encoding="utf-8")
-)
+TEXTS = read_data("conformance/harnesses.toml")
 """Templates of the files, by format."""
 
 ROOT = Path(__file__).parent.parent

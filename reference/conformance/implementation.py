@@ -232,10 +232,7 @@ def outputs_of(returned: Any, case: Case, operation: Operation) -> dict[str, Arr
 
 
 def load(
-    file: Path,
-    arrays: str | None = None,
-    device: str | None = None,
-    precision: str | None = None,
+    file: Path, arrays: str | None = None, device: str | None = None, precision: str | None = None
 ) -> Functions:
     """Run a Python file that defines ``IMPLEMENTATIONS``, and return what it implements.
 

@@ -24,7 +24,7 @@ from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Full, Policy
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.step import Block, Look, StepResult, apply, empty_cache, look
+from kvlab.reference.step import Block, StepResult, apply, empty_cache, look
 from kvlab.reference.streams import Source, Stream, random_stream
 
 STREAMS = draws.TABLES["streams"]
@@ -173,7 +173,8 @@ class Event:
     block: Block
     cache: LayerCache
     """Cache before the block."""
-    looked: Look
+    looked: StepResult
+    """Result before any entry is evicted."""
     result: StepResult
 
     @property
@@ -215,10 +216,8 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
     policy.check(stream.prompt)
     cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
     for block in stream.pieces():
-        looked = look(policy, cache, block)
-        if looked.decision is None:
-            result = StepResult(looked.output, looked.cache, looked.seen)
-        else:
+        result = looked = look(policy, cache, block)
+        if looked.decision is not None:
             result = apply(policy, looked, looked.decision.keep)
         yield Event(policy, block, cache, looked, result)
         cache = result.cache

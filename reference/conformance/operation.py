@@ -1,14 +1,13 @@
 """Operations that can be tested: named arrays in and out, and the function that answers."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from kvlab.reference.conformance.vectors import Expected
+from kvlab.reference.files import read_data
 from kvlab.reference.notation import Array
 
 Kind = Literal["float", "int", "bool", "code"]
@@ -21,9 +20,7 @@ DTYPES: Mapping[Kind, type] = {
 }
 """What implementations are given for each kind of number."""
 
-DESCRIBED: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_name("operations.toml").read_text(encoding="utf-8")
-)
+DESCRIBED = read_data("conformance/operations.toml")
 
 
 @dataclass(frozen=True)

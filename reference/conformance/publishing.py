@@ -149,10 +149,7 @@ def _entry(case: Case, add: Add) -> dict[str, Any]:
 
 
 def _expected_entry(each: Expected, field: Field, file: str, add: Add) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "kind": each.kind,
-        "value": add(file, each.value, field.kind),
-    }
+    entry: dict[str, Any] = {"kind": each.kind, "value": add(file, each.value, field.kind)}
     if each.kind == "numbers":  # two digits: more would depend on the machine
         entry["tolerance"] = {
             precision: [float(f"{x:.1e}") for x in pair]

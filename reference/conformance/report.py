@@ -1,6 +1,5 @@
 """The result of a check: as objects, in words and as plain data; known failures."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference.conformance.vectors import Case
+from kvlab.reference.files import read_data
 
 IN_FULL = 3
 """Failures that are shown with their smallest inputs; of further ones only the reason is shown."""
@@ -22,9 +22,7 @@ PRINTED: Any = {"precision": 6, "suppress_small": True, "threshold": 64, "max_li
 XFAILS = "kvlab-xfails.txt"
 """Name by which the command finds the list of known failures in the working directory."""
 
-ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    Path(__file__).with_name("groups.toml").read_text(encoding="utf-8")
-)
+ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = read_data("conformance/groups.toml")
 """By group: what it ``stresses``, ``what`` went wrong in somebody's code, and the public ``thread``
 about it. Without a thread, the bug was planted, and the group finds it."""
 

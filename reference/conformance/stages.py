@@ -128,10 +128,7 @@ def _run(**given):
         np.put_along_axis(there, result.cache.positions, True, axis=-1)
     cache, size = results[-1].cache, logit_size(stream.queries, stream.keys)
     output = np.concatenate([result.output for result in results], axis=2)
-    expected = {
-        "output": numbers(output, size, largest(stream.values)),
-        "present": exact(present),
-    }
+    expected = {"output": numbers(output, size, largest(stream.values)), "present": exact(present)}
     if (cache.keys.bits < FULL_BITS).any():
         expected |= _storage(cache)
     columns = policy.score.columns

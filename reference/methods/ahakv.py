@@ -72,10 +72,7 @@ class SharpenedRecentAttention(Score):
         return rows.sum(axis=2).mean(axis=1)  # [AhaKV 5]
 
     def sharpened(
-        self,
-        queries: Float[Array, "G rho w d"],
-        positions: Int[Array, " w"],
-        seen: Observation,
+        self, queries: Float[Array, "G rho w d"], positions: Int[Array, " w"], seen: Observation
     ) -> Float[Array, "G rho w n"]:
         """Sharpened attention of these queries over all present entries."""
         raw = seen.logits(queries)

@@ -277,8 +277,5 @@ class FastCaote(Caote):
     fast: bool = field(default=True, init=False)
 
     name = "fast_caote"
-    examples = (
-        Example("fast_caote:h2o@recent=4"),
-        Example("fast_caote:tova"),
-    )
+    examples = (Example("fast_caote:h2o@recent=4"), Example("fast_caote:tova"))
     compared = ("fast_caote:h2o", "fast_caote:tova", "fast_caote:snapkv@window=16")

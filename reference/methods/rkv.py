@@ -20,12 +20,7 @@ from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Observation
 from kvlab.reference.policy import AfterPrefillThenEverySeen, Edges, Entries, Policy, Score
-from kvlab.reference.windows import (
-    among_candidates,
-    max_pool,
-    remember_queries,
-    window_logits,
-)
+from kvlab.reference.windows import among_candidates, max_pool, remember_queries, window_logits
 
 
 @dataclass(frozen=True)

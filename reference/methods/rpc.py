@@ -19,12 +19,7 @@ from kvlab.reference.method import Example, Method
 from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Clock, Observation
 from kvlab.reference.policy import Budget, Edges, Entries, EveryGenerated, Policy, Score
-from kvlab.reference.windows import (
-    among_candidates,
-    mean_pool,
-    remember_queries,
-    window_attention,
-)
+from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,7 @@ class TOVA(Method):
     source = "Oren et al., Transformers are Multi-State RNNs, 2401.06104"
     published = "2024-01"
     equations = ("TOVA 1",)
-    examples = (
-        Example("tova"),
-        Example("tova@per_head=true"),
-        Example("tova@every=5"),
-    )
+    examples = (Example("tova"), Example("tova@per_head=true"), Example("tova@every=5"))
     compared = ("tova", "tova@per_head=true")
 
     def policy(self, budget: int | None) -> Policy:

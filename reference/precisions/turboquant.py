@@ -145,9 +145,7 @@ class TurboQuantProd(Code):
         return norm * (self.first.read(indices) + correction)  # [TURBOQUANT 6]
 
 
-def normalized(
-    x: Float[Array, "rows d"],
-) -> tuple[Float[Array, "rows d"], Float[Array, "rows 1"]]:
+def normalized(x: Float[Array, "rows d"]) -> tuple[Float[Array, "rows d"], Float[Array, "rows 1"]]:
     """Return the vectors at length 1, zero where they are zero, and their lengths in float16."""
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     if not (norm <= np.finfo(np.float16).max).all():

@@ -18,7 +18,6 @@ from jaxtyping import Float
 from scipy.special import softmax
 from scipy.stats import entropy
 
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.claim import (
     Finding,
@@ -36,7 +35,6 @@ from kvlab.reference.proofs.ledger import on_smollm2
 from kvlab.reference.simulator.observed import observe_heads
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")
-MODEL = reasoner_directory()
 
 STANDARD_ERRORS = 4
 """How far a sampled mean may be off: a false alarm once in 16,000 comparisons."""
@@ -185,7 +183,7 @@ def kept_positions_are_more_uniform() -> Finding:
     quarter is kept; the newest 32 tokens, which AhaKV protects, do not count; even would be 50 %.)
     """
     r, found = 32, []
-    for head in observe_heads(MODEL):
+    for head in observe_heads():
         judged, room = len(head.keys) - r, len(head.keys) // 4 - r
         summed = head.attention().sum(axis=0)
         ahakv = scores(head.queries, head.keys, head.values, room + r, r)
@@ -208,7 +206,7 @@ def positions_are_not_exchangeable() -> Finding:
     but accumulated attention falls with position all the same.
     """
     shares, correlations = [], []
-    for head in observe_heads(MODEL):
+    for head in observe_heads():
         rows = head.attention()
         t = len(rows)
         equal = np.tril(np.ones((t, t))) / np.arange(1, t + 1)[:, None]

@@ -15,7 +15,6 @@ import sympy
 from scipy.special import softmax
 
 from kvlab.reference.files import printed_tables
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.claim import (
     Finding,
@@ -43,7 +42,6 @@ from kvlab.reference.simulator.observed import observe_heads
 
 PAPER = Paper("caote", "CAOTE", "arXiv 2504.14051")
 TABLES = printed_tables("caote")
-MODEL = reasoner_directory()
 
 FLOAT32 = 2e-6
 """Relative error of a float32 formula without cancellation: some thirty roundings of 6e-8."""
@@ -444,7 +442,7 @@ def fast_score_ranks_alike() -> Finding:
     Every 20th query, from 40 entries on. (0.8 per layer is what version 6 reports.)
     """
     heads = []
-    for head in observe_heads(MODEL):
+    for head in observe_heads():
         correlations = []
         for t, row in list(enumerate(head.attention()))[40::20]:
             alpha, values = row[: t + 1], head.values[: t + 1]

@@ -18,7 +18,6 @@ from scipy.special import expit as sigmoid
 from sympy import Expr
 
 from kvlab.reference.files import printed_tables
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.claim import (
     Finding,
@@ -41,7 +40,6 @@ from kvlab.reference.simulator.observed import prompt_tokens, received
 
 PAPER = Paper("lazy_eviction", "LazyEviction", "arXiv 2506.15969")
 TABLES = printed_tables("lazy_eviction")
-MODEL = reasoner_directory()
 
 Importance = Callable[[float, float], float]
 """A score as a function of MRI and Δ."""
@@ -269,7 +267,7 @@ def smaller_threshold_shortens_intervals() -> Finding:
     for threshold in thresholds:
         found = _all_intervals(threshold, [0])
         means.append(float(found[found > 0].mean()))
-        generated = (rows[prompt_tokens(0) :] for rows in received(MODEL))
+        generated = (rows[prompt_tokens(0) :] for rows in received())
         counts.append(sum(int((rows >= threshold).sum()) for rows in generated))
     evidence = "embedded model, one problem: " + ", ".join(
         f"α = {a:g}: {count} activations, mean MRI {mean:.1f}"
@@ -362,7 +360,7 @@ def later_important_tokens_were_unimportant() -> Finding:
     sum has to miss a tenth less than that, else importance would be no property of a token.
     """
     problems = range(3)
-    heads = ((rows, prompt_tokens(each)) for each in problems for rows in received(MODEL, each))
+    heads = ((rows, prompt_tokens(each)) for each in problems for rows in received(problem=each))
     names = [f"written: missing 16 steps before, by {what}" for what in ("attention", "its sum")]
     there = [mean for mean, _, _ in on_smollm2("lazy_eviction", "Fig. 2", *names)]
     return over_models(*map(_often_missing, (missing_before(heads, gap=16), there)))
@@ -395,7 +393,7 @@ def missing_before(
 
 
 def _generated(problem: int) -> int:
-    return len(received(MODEL, problem)[0]) - prompt_tokens(problem)
+    return len(received(problem=problem)[0]) - prompt_tokens(problem)
 
 
 def tracked(
@@ -413,7 +411,7 @@ def tracked(
 @cache
 def _of_problem(threshold: float, problem: int) -> Int[Array, " entries"]:
     prompt = prompt_tokens(problem)
-    heads = [tracked(rows, prompt, threshold) for rows in received(MODEL, problem)]
+    heads = [tracked(rows, prompt, threshold) for rows in received(problem=problem)]
     return np.array([interval for entries in heads for _, interval in entries])
 
 

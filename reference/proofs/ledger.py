@@ -1,15 +1,13 @@
 """The ledger: everything that the four papers contain, and what became of each row."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any
 
+from kvlab.reference.files import read_data
 from kvlab.reference.proofs import PAPERS
 
-DATA = files("kvlab.reference.proofs") / "data"
+LEDGER, MEASURED = "proofs/data/ledger.toml", "proofs/data/measured.toml"
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,10 @@ class LedgerRow:
 @cache
 def ledger() -> tuple[LedgerRow, ...]:
     """Return all rows, paper by paper."""
-    stored, measured = _read("ledger.toml"), _read("measured.toml")
     rows = []
     for name in PAPERS:
-        of_places = measured.get(name, {})
-        for each in stored[name]:
+        of_places = read_data(MEASURED).get(name, {})
+        for each in read_data(LEDGER)[name]:
             found = [Measured(**one) for one in of_places.get(each["place"], [])]
             rows.append(LedgerRow(name, **each, measured=found))
     return tuple(rows)
@@ -87,7 +84,7 @@ def ledger() -> tuple[LedgerRow, ...]:
 def measured(paper: str) -> Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]:
     """Return what was measured: place → where → name → mean and ends of its interval."""
     found: dict[str, dict[str, dict[str, Sequence[float]]]] = {}
-    for place, rows in _read("measured.toml").get(paper, {}).items():
+    for place, rows in read_data(MEASURED).get(paper, {}).items():
         for row in rows:
             found.setdefault(place, {}).setdefault(row["where"], {}).update(row["figures"])
     return found
@@ -99,7 +96,3 @@ def on_smollm2(paper: str, place: str, *figures: str) -> list[Sequence[float]]:
     for where, of_where in measured(paper)[place].items():
         own |= of_where if where.startswith("model smollm2") else {}
     return [own[name] for name in figures]
-
-
-def _read(file: str) -> dict[str, Any]:
-    return tomllib.loads((DATA / file).read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ counted for 16-bit weights on one device; communication between devices is not m
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
 
@@ -227,14 +227,11 @@ class Plan:
         the layers.
         """
         found = [self._work_in(each) for each in self.layers]
-        parts = [each.name for each in fields(Kernel)]
-        kernels = {
-            name: Kernel(*(np.mean([getattr(x[name], part) for x in found], 0) for part in parts))
-            for name in found[0]
-        }
+        kernels = {name: Kernel(*np.mean([x[name] for x in found], axis=0)) for name in found[0]}
         return {name: kernel for name, kernel in kernels.items() if kernel.bytes.any()}
 
-    def _work_in(self, held: Occupancy) -> Mapping[str, Kernel]:
+    def _work_in(self, held: Occupancy) -> Mapping[str, Float[Array, "3 steps"]]:
+        """Bytes, operations and launches of the policy's kernels in one layer."""
         score, written = self.policy.score, slice(self.prompt, None)
         n, kept, coded = (x[written] for x in (held.attended, held.entries, held.quantised))
         ranked, several = held.ranked[written], n - kept > 1
@@ -255,6 +252,6 @@ class Plan:
             "quantise": (coded > 0, Work(1.5 * ELEMENT * elements, 6 * elements)),
         }
         return {
-            name: Kernel(1.0 * done * work.bytes, 1.0 * done * work.flops, 1.0 * done)
+            name: np.stack([1.0 * done * work.bytes, 1.0 * done * work.flops, 1.0 * done])
             for name, (done, work) in work.items()
         }

@@ -17,12 +17,15 @@ from kvlab.reference.attention import softmax
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.methods.desirekv import sensitivity
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
 from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.simulator.trace import Trace, record_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import Transformer, load_tokenizer
 from kvlab.reference.windows import mean_pool
+
+REASONER = reasoner_directory()
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,12 @@ class Head:
 
 @cache
 def _read(model: Path, problem: int) -> Trace:
-    return record_trace(Transformer.from_directory(model), _tokens(model, problem), 1)
+    tokens = load_tokenizer(model).encode(reasoning.held_out(problem + 1)[problem].text).ids
+    return record_trace(Transformer.from_directory(model), tokens, 1)
 
 
 @cache
-def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
+def observe_heads(model: Path = REASONER, problem: int = 0) -> tuple[Head, ...]:
     """Let the model read a held-out problem with its solution; return every query head.
 
     The directory is that of the embedded reasoner, or of a model with its vocabulary.
@@ -69,16 +73,10 @@ def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
     )
 
 
-def _tokens(model: Path, problem: int) -> list[int]:
-    text = reasoning.held_out(problem + 1)[problem].text
-    return load_tokenizer(model).encode(text).ids
-
-
 @cache
-def received(model: Path, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
+def received(model: Path = REASONER, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
     """Return the attention of each KV head: the most that any of its query heads pays."""
-    trace = _read(model, problem)
-    layers = (Layer.of(trace, number) for number in range(trace.shape[0]))
+    layers = Layer.all_of(_read(model, problem))
     return tuple(rows for layer in layers for rows in _most_paid(layer))
 
 
@@ -86,7 +84,7 @@ def _most_paid(layer: Layer) -> Float[Array, "G t t"]:
     return layer.full_attention(0, layer.tokens).max(axis=1)
 
 
-def key_heads(model: Path) -> list[Head]:
+def key_heads(model: Path = REASONER) -> list[Head]:
     """Return one query head of each KV head: its keys and values."""
     return list({(head.layer, head.kv_head): head for head in observe_heads(model)}.values())
 
@@ -132,11 +130,10 @@ def activations(trace: Trace, threshold: float) -> Iterator[Recurring]:
         ValueError: if ``threshold`` is not between 0 and 1.
     """
     check_share(threshold=threshold)
-    prompt, t = trace.prompt, trace.shape[3]
-    for number in range(trace.shape[0]):
-        layer = Layer.of(trace, number)
+    prompt = trace.prompt
+    for layer in Layer.all_of(trace):
         for kv_head, rows in enumerate(_most_paid(layer)):
-            for position in range(t):
+            for position in range(layer.tokens):
                 first = max(prompt, position)
                 steps = np.flatnonzero(rows[first:, position] >= threshold) + first - prompt + 1
                 born = max(0, position - prompt)
@@ -160,11 +157,7 @@ def recurrence(longest: Int[Array, " entries"]) -> dict[str, Any]:
 
 
 def intervals(
-    directory: Path,
-    problems: int,
-    seed: int,
-    threshold: float,
-    draw: Draw = reasoning.held_out,
+    directory: Path, problems: int, seed: int, threshold: float, draw: Draw = reasoning.held_out
 ) -> Int[Array, " entries"]:
     """Let the model solve held-out problems with the full cache; return every entry's MRI.
 
@@ -273,7 +266,4 @@ def quadrants(layer: Layer, recent: int = 32, radius: int = 3, group: int = 64) 
     raw = attention.mean(axis=(0, 1, 2))
     keys = layer.keys[:, : t - recent]
     everywhere = np.ones(keys.shape[:2], dtype=bool)
-    return Quadrants(
-        mean_pool(raw, 2 * radius + 1, "zero"),
-        sensitivity(keys, everywhere, group),
-    )
+    return Quadrants(mean_pool(raw, 2 * radius + 1, "zero"), sensitivity(keys, everywhere, group))

@@ -86,7 +86,7 @@ def record_replay(
     if len(texts) != t:
         raise ValueError(f"texts of {len(texts)} tokens must be of the {t} tokens of the trace")
     recorder = _Recorder(t, threshold, most_values)
-    layers = (Layer.of(trace, number, block_size) for number in range(trace.shape[0]))
+    layers = Layer.all_of(trace, block_size)
     for results in zip(*(run_stream(policy, layer) for layer in layers), strict=True):
         for result in results:
             recorder.note(result)

@@ -65,10 +65,7 @@ class Fate:
 
 
 def replay(
-    trace: Trace,
-    policies: Sequence[Policy],
-    block_size: int | None = None,
-    workers: int = 1,
+    trace: Trace, policies: Sequence[Policy], block_size: int | None = None, workers: int = 1
 ) -> Iterator[list[Fate]]:
     """Replay one layer after the other; yield the fates under each policy.
 
@@ -99,7 +96,7 @@ def over_layers(
     trace: Trace, task: Callable[["Layer"], Result], block_size: int | None, workers: int
 ) -> Iterator[Result]:
     """Yield the result of a task for each layer; a few layers are in memory at a time."""
-    layers = (Layer.of(trace, number, block_size) for number in range(trace.shape[0]))
+    layers = Layer.all_of(trace, block_size)
     if workers == 1:
         yield from map(task, layers)
         return
@@ -141,6 +138,11 @@ class Layer(Stream):
             layer=trace.metadata.layers[index],
             layers=trace.metadata.model_layers or trace.metadata.layers[-1] + 1,
         )
+
+    @classmethod
+    def all_of(cls, trace: Trace, block_size: int | None = None) -> "Iterator[Layer]":
+        """Yield every recorded layer of a trace."""
+        return (cls.of(trace, index, block_size) for index in range(trace.shape[0]))
 
     def stretches(self) -> Iterator[tuple[int, int]]:
         """Yield the borders of the prompt's blocks, then of `STRETCH` generated tokens each."""

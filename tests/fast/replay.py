@@ -27,7 +27,7 @@ from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.precisions import OnArrival
 from kvlab.reference.step import Block as ReferenceBlock
-from kvlab.reference.step import Decision, Look, apply, empty_cache, look
+from kvlab.reference.step import Decision, StepResult, apply, empty_cache, look
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Seen:
 
 
 def uncertain_places(
-    policy: Policy, looked: Look, decision: Decision, tolerance: Tolerance
+    policy: Policy, looked: StepResult, decision: Decision, tolerance: Tolerance
 ) -> np.ndarray:
     """Return by how much each entry's score may differ because the score counts places.
 

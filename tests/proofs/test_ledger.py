@@ -4,7 +4,6 @@ import ast
 import importlib.util
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,13 @@ import typer
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
+from kvlab.reference.files import read_data
 from kvlab.reference.proofs import PAPERS, claims
-from kvlab.reference.proofs.ledger import DATA, ledger
+from kvlab.reference.proofs.ledger import LEDGER, MEASURED, ledger
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
-STORED = tomllib.loads((DATA / "ledger.toml").read_text("utf-8"))
+STORED = read_data(LEDGER)
 COMMANDS = sorted({command for row in ROWS for command in row.commands})
 
 
@@ -65,9 +65,8 @@ def test_every_claim_has_a_row():
 
 
 def test_every_measurement_belongs_to_a_row():
-    stored = tomllib.loads((DATA / "measured.toml").read_text("utf-8"))
     places = {(row.paper, row.place) for row in ROWS if row.measured}
-    assert {(name, place) for name, rows in stored.items() for place in rows} == places
+    assert {(name, place) for name, rows in read_data(MEASURED).items() for place in rows} == places
 
 
 def test_caote_is_repeated_as_it_was_measured():
