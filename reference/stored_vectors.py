@@ -66,11 +66,6 @@ class CodedRows:
         return len(self.parts[0]) * self.code.tokens
 
     @property
-    def code_bytes(self) -> int:
-        """Bytes of the packed codes."""
-        return self.parts[0].nbytes
-
-    @property
     def overhead_bytes(self) -> int:
         """Bytes of scales, zero points and norms."""
         return sum(part.nbytes for part in self.parts[1:])
@@ -123,7 +118,7 @@ class StoredVectors:
     def payload_bytes(self) -> int:
         """Bytes of all elements; an element at full precision counts 16 bits."""
         elements = int((self.table == FULL).sum()) * self.vectors.shape[-1]
-        coded = sum(table.code_bytes for table in self.tables)
+        coded = sum(table.parts[0].nbytes for table in self.tables)
         return coded + elements * FULL_BITS // 8
 
     @property

@@ -297,7 +297,7 @@ def test_the_planner_is_told_the_bits_that_are_stored(spec, d):
         cache, token = result.cache, result.seen.clock.seen - 1
         assert told.entries[token] == len(cache)
         tables = (*cache.keys.tables, *cache.values.tables)
-        bits = 8 * sum(table.code_bytes + table.overhead_bytes for table in tables)
+        bits = 8 * sum(table.parts[0].nbytes + table.overhead_bytes for table in tables)
         np.testing.assert_allclose(told.bits[token], bits / (2 * cache.keys.vectors.size))
         assert told.quantised[token] == result.seen.clock.block
 

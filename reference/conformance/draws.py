@@ -158,10 +158,6 @@ def _distinct(source: Source, G: int, n: int) -> Array:
     return np.stack([source.permutation(n) for _ in range(G)]) / 32.0 + 1 / 32
 
 
-def _wide_range(source: Source, G: int, n: int) -> Array:
-    return 2.0 ** source.integers(-120, 120, G, n) * (1 + _distinct(source, G, n) / 64)
-
-
 SCORES: Mapping[str, Callable[[Source, int, int], Array]] = {
     "plain": _distinct,
     "ties": lambda s, G, n: s.integers(0, 3, G, n) / 2.0,
@@ -170,7 +166,9 @@ SCORES: Mapping[str, Callable[[Source, int, int], Array]] = {
     "negative_scores": lambda s, G, n: _distinct(s, G, n) - n / 64,
     "all_negative": lambda s, G, n: -_distinct(s, G, n),
     "large_scores": lambda s, G, n: 2.0**126 * (1 + _distinct(s, G, n) / n),
-    "wide_range": _wide_range,
+    "wide_range": lambda s, G, n: (
+        2.0 ** s.integers(-120, 120, G, n) * (1 + _distinct(s, G, n) / 64)
+    ),
     "close_scores": lambda s, G, n: 1 + _distinct(s, G, n) * 2.0**-18,
     "infinite_scores": lambda s, G, n: np.where(s.marks(n // 2, G, n), np.inf, _distinct(s, G, n)),
 }
@@ -231,10 +229,6 @@ def _vectors(
     source: Source, rows: int, length: int, variant: str = "plain", **parameters: int | str
 ) -> Drawn:
     return {"x": CHANGES[variant](source.normal(rows, length))}, parameters
-
-
-def _channels(source: Source, parts: int, d: int, group: int, **rest: Any) -> Drawn:
-    return _vectors(source, parts * group, d, group=group, **rest)
 
 
 def _codes(x: Array, bits: int, group: int, prefix: str = "") -> dict[str, Array]:
@@ -449,10 +443,6 @@ def _retention(
     return {"h": h, "values": source.normal(G, n, d)}, {"fast": fast, "norm": norm}
 
 
-def _pooling(source: Source, G: int, n: int, **parameters: int | str) -> Drawn:
-    return {"x": source.uniform(G, n)}, parameters
-
-
 BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "attend": _attention,
     "attention": _without_values,
@@ -460,7 +450,9 @@ BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "keep_set": _selection,
     "compact": _moving,
     "quantize": _vectors,
-    "quantize_channels": _channels,
+    "quantize_channels": lambda source, parts, d, group, **rest: _vectors(
+        source, parts * group, d, group=group, **rest
+    ),
     "dequantize": _stored,
     "quantize_dequantize": _vectors,
     "pack": _to_pack,
@@ -469,7 +461,7 @@ BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "compact_pages": _moves,
     "encode": _to_encode,
     "eviction_error": _retention,
-    "pool": _pooling,
+    "pool": lambda source, G, n, **parameters: ({"x": source.uniform(G, n)}, parameters),
     "outlier_score": _vectors,
 }
 """How the inputs of each building block are drawn; None: the numbers leave doubt, draw others."""

@@ -7,10 +7,11 @@ Equations (numbered here; LazyEviction §4 adopts the first):
 3. page score: Σ_c max(q_c·kmax_c, q_c·kmin_c), over the keys of a page (Quest's bound)
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
@@ -22,68 +23,69 @@ from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
 from kvlab.reference.selection import rank
 
 
-@dataclass(frozen=True)
-class LastUse(Score):
-    """Generated step at which an entry was last attended to; prompt entries start at 0."""
-
-    options: "RaaS"
+class Stamp(Score):
+    """Generated step at which an entry was last used; entries of the prompt start at 0."""
 
     columns = {"stamp": Column("generated step of the latest use", integer=True)}
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(prompt=False, heads="max" if self.options.share is None else "mean")
-
     def observe(self, state: State, seen: Observation) -> State:
         """Stamp the entries that each generated token uses; prompt queries do not count."""
-        stamp = state.entries["stamp"].copy()
         if seen.clock.prefilling:
             return state
+        stamp = state.entries["stamp"].copy()
         for row, position in enumerate(seen.query_positions):
             step = position + 1 - seen.clock.prompt
-            present = seen.positions <= position
-            used = self.used(seen.attention[:, :, row], present)
-            used |= seen.positions == position
+            used = self.used(seen, row, position)
             stamp[used] = step  # [RaaS 1]
         return state.with_entries(stamp=stamp)
 
-    def used(self, attention: Float[Array, "G rho n"], present: Marks) -> Marks:
-        """Mark the used entries: attention ≥ threshold, or in the top share of the group's mean."""
-        if self.options.share is None:
-            return (attention.max(axis=1) >= self.options.threshold) & present
-        stamped = np.ceil(self.options.share * present.sum(axis=-1, keepdims=True))
-        ranks = rank(np.where(present, attention.mean(axis=1), -1.0))
-        return (ranks >= present.shape[1] - stamped) & present
+    @abstractmethod
+    def used(self, seen: Observation, row: int, position: int) -> Marks:
+        """Mark the entries that the token at a position uses, whose query is the ``row``-th."""
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return state.entries["stamp"].astype(float)  # [RaaS 2]
 
 
 @dataclass(frozen=True)
-class PageUse(Score):
-    """Generated step at which a page of consecutive positions was last among the best."""
+class LastUse(Stamp):
+    """Used is what gets attention of at least the threshold, or the top share of the entries."""
+
+    options: "RaaS"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(prompt=False, heads="max" if self.options.share is None else "mean")
+
+    def used(self, seen: Observation, row: int, position: int) -> Marks:
+        attention, present = seen.attention[:, :, row], seen.positions <= position
+        if self.options.share is None:
+            used = attention.max(axis=1) >= self.options.threshold
+        else:
+            stamped = np.ceil(self.options.share * present.sum(axis=-1, keepdims=True))
+            ranks = rank(np.where(present, attention.mean(axis=1), -1.0))
+            used = ranks >= present.shape[1] - stamped
+        return used & present | (seen.positions == position)
+
+
+@dataclass(frozen=True)
+class PageUse(Stamp):
+    """Used are the best pages of consecutive positions, and the one that is being written."""
 
     page: int
     stamped_pages: int
 
-    columns = LastUse.columns
     needs = NO_ATTENTION
 
-    def observe(self, state: State, seen: Observation) -> State:
-        """Stamp the best pages and the one being written."""
-        stamp = state.entries["stamp"].copy()
-        if seen.clock.prefilling:
-            return state
+    def used(self, seen: Observation, row: int, position: int) -> Marks:
         pages = seen.positions // self.page
-        for row, position in enumerate(seen.query_positions):
-            step = position + 1 - seen.clock.prompt
-            for g in range(len(pages)):
-                present = np.unique(pages[g][seen.positions[g] <= position])
-                bounds = [self.bound(seen, g, row, pages[g] == page) for page in present]
-                best = present[rank(np.array(bounds)) >= len(present) - self.stamped_pages]
-                stamp[g, np.isin(pages[g], best)] = step
-                stamp[g, pages[g] == position // self.page] = step
-        return state.with_entries(stamp=stamp)
+        used = pages == position // self.page
+        for g in range(len(pages)):
+            present = np.unique(pages[g][seen.positions[g] <= position])
+            bounds = [self.bound(seen, g, row, pages[g] == page) for page in present]
+            best = present[rank(np.array(bounds)) >= len(present) - self.stamped_pages]
+            used[g] |= np.isin(pages[g], best)
+        return used
 
     def bound(self, seen: Observation, g: int, row: int, members: Bool[Array, " n"]) -> float:
         """Upper bound of any unscaled q·k inside a page, maximum over the query group."""
@@ -91,9 +93,6 @@ class PageUse(Score):
         highest, lowest = keys.max(axis=0), keys.min(axis=0)
         per_channel = np.maximum(queries * highest, queries * lowest)
         return float(per_channel.sum(axis=-1).max())  # [RaaS 3]
-
-    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        return state.entries["stamp"].astype(float)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,6 @@ from kvlab.reference.simulator.observed import prompt_tokens, received
 PAPER = Paper("lazy_eviction", "LazyEviction", "arXiv 2506.15969")
 TABLES = printed_tables("lazy_eviction")
 
-Importance = Callable[[float, float], float]
-"""A score as a function of MRI and Δ."""
-
 
 def printed_h2(mri: float) -> float:
     """2σ(−1/(MRI − 1)); its right limit, 0, at MRI = 1."""
@@ -207,8 +204,11 @@ def recurring_tokens_are_retained() -> Finding:
     )
 
 
-def _overtaken(score: Importance) -> str:
-    """Name the first entry with Δ < MRI that scores below one with Δ > MRI; empty if none does."""
+def _overtaken(score: Callable[[float, float], float]) -> str:
+    """Name the first entry with Δ < MRI that scores below one with Δ > MRI; empty if none does.
+
+    The score is a function of MRI and Δ.
+    """
     defined = [(mri, elapsed) for mri, elapsed in histories(10) if mri > 1]
     waiting = [entry for entry in defined if entry[1] < entry[0]]
     overdue = [entry for entry in defined if entry[1] > entry[0]]
@@ -320,7 +320,7 @@ def most_intervals_are_far_shorter_than_the_output() -> Finding:
     five of either model, are short.)
     """
     window = _window(_all_intervals(1e-4, range(5)))
-    written = np.mean([_generated(problem) for problem in range(5)])
+    written = np.mean([len(received(problem=x)[0]) - prompt_tokens(x) for x in range(5)])
     evidence = f"80 % lie below {window:.0f} of {written:.0f} tokens, {window / written:.1%}"
     name = "written: W / written, α = 0.0001"
     ((there, _, _),) = on_smollm2("lazy_eviction", "Fig. 3", name)
@@ -390,10 +390,6 @@ def missing_before(
             activated += len(late)
     latest, summed = missing / activated
     return float(latest), float(summed)
-
-
-def _generated(problem: int) -> int:
-    return len(received(problem=problem)[0]) - prompt_tokens(problem)
 
 
 def tracked(
