@@ -165,36 +165,36 @@ class Never(Schedule):
 
 
 @dataclass(frozen=True)
-class EveryBlock(Schedule):
-    """After every block of prefill and every ``decode_steps`` generated token(s)."""
+class Periodic(Schedule):
+    """Whenever ``every`` more tokens were counted."""
 
-    decode_steps: int = 1
+    every: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least(1, every=self.decode_steps)
+        check_at_least(1, every=self.every)
+
+
+@dataclass(frozen=True)
+class EveryBlock(Periodic):
+    """After every block of prefill and every ``every`` generated token(s)."""
 
     def __str__(self) -> str:
-        return f"after every block of prefill and every {self.decode_steps} generated token(s)"
+        return f"after every block of prefill and every {self.every} generated token(s)"
 
     def due(self, clock: Clock) -> bool:
-        generated = crosses(clock.generated_before, clock.generated, self.decode_steps)
+        generated = crosses(clock.generated_before, clock.generated, self.every)
         return clock.prefilling or generated
 
 
 @dataclass(frozen=True)
-class EveryDecode(Schedule):
-    """At generated token W, 2W, … for W = ``steps``; never in prefill."""
-
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        check_at_least(1, every=self.steps)
+class EveryDecode(Periodic):
+    """At generated token W, 2W, … for W = ``every``; never in prefill."""
 
     def __str__(self) -> str:
-        return f"at generated token W, 2W, … for W = {self.steps}; never in prefill"
+        return f"at generated token W, 2W, … for W = {self.every}; never in prefill"
 
     def due(self, clock: Clock) -> bool:
-        return crosses(clock.generated_before, clock.generated, self.steps)
+        return crosses(clock.generated_before, clock.generated, self.every)
 
 
 @dataclass(frozen=True)
@@ -212,41 +212,32 @@ class AfterPrefill(Schedule):
 
 
 @dataclass(frozen=True)
-class AfterPrefillThenEverySeen(Schedule):
-    """When the prompt is complete, then whenever the tokens seen reach a multiple of ``tokens``."""
-
-    tokens: int
-
-    def __post_init__(self) -> None:
-        check_at_least(1, every=self.tokens)
+class AfterPrefillThenEverySeen(Periodic):
+    """When the prompt is complete, then whenever the tokens seen reach a multiple of ``every``."""
 
     def __str__(self) -> str:
         return (
             "when the prompt is complete, then whenever the tokens seen reach a multiple of "
-            f"{self.tokens}"
+            f"{self.every}"
         )
 
     def due(self, clock: Clock) -> bool:
         before = clock.seen - clock.block
-        decoding = not clock.prefilling and crosses(before, clock.seen, self.tokens)
+        decoding = not clock.prefilling and crosses(before, clock.seen, self.every)
         return clock.prefill_ends or decoding
 
 
 @dataclass(frozen=True)
-class EverySeenBeyond(Schedule):
-    """Whenever ``tokens`` more were seen, counted from the first ``start`` on."""
+class EverySeenBeyond(Periodic):
+    """Whenever ``every`` more were seen, counted from the first ``start`` on."""
 
-    start: int
-    tokens: int
-
-    def __post_init__(self) -> None:
-        check_at_least(1, every=self.tokens)
+    start: int = 0
 
     def __str__(self) -> str:
-        return f"whenever {self.tokens} more were seen, counted from the first {self.start} on"
+        return f"whenever {self.every} more were seen, counted from the first {self.start} on"
 
     def due(self, clock: Clock) -> bool:
-        return crosses(clock.seen - clock.block, clock.seen, self.tokens, self.start)
+        return crosses(clock.seen - clock.block, clock.seen, self.every, self.start)
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def test_a_class_is_registered_where_it_is_defined():
         define()
         newer = define()  # as a notebook's cell that is run again
         assert methods.lookup("mine") is newer
-        assert methods.get("mine-lagged", 9).schedule.decode_steps == 5
+        assert methods.get("mine-lagged", 9).schedule.every == 5
         with pytest.raises(TypeError, match="must be a class that derives from Method"):
             inspect.unwrap(methods.register)(dict)
     assert "mine" not in methods.names()

@@ -24,7 +24,7 @@ from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Full, Policy
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.step import Block, StepResult, apply, empty_cache, look
+from kvlab.reference.step import StepResult, apply, empty_cache, look
 from kvlab.reference.streams import Source, Stream, random_stream
 
 STREAMS = draws.TABLES["streams"]
@@ -170,24 +170,16 @@ class Event:
     """The effect of one block on one layer."""
 
     policy: Policy
-    block: Block
-    cache: LayerCache
-    """Cache before the block."""
+    before: LayerCache
+    """The cache with the block's entries, before the block was observed."""
     looked: StepResult
     """Result before any entry is evicted."""
     result: StepResult
 
     @property
-    def before(self) -> State:
-        """State before the block was observed; its own entries are there."""
-        block, columns = self.block, self.policy.score.columns
-        grown = self.cache.append(block.keys, block.values, block.clock.positions, columns)
-        return grown.state
-
-    @property
     def stores(self) -> bool:
         """Whether all entries were at full precision before, and some are not any more."""
-        was_full = (self.cache.keys.bits == FULL_BITS).all()
+        was_full = (self.before.keys.bits == FULL_BITS).all()
         return bool(was_full and (self.result.cache.keys.bits < FULL_BITS).any())
 
     @property
@@ -219,7 +211,9 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
         result = looked = look(policy, cache, block)
         if looked.decision is not None:
             result = apply(policy, looked, looked.decision.keep)
-        yield Event(policy, block, cache, looked, result)
+        clock, columns = block.clock, policy.score.columns
+        before = cache.append(block.keys, block.values, clock.positions, columns)
+        yield Event(policy, before, looked, result)
         cache = result.cache
 
 
@@ -236,7 +230,7 @@ def cases_of_stream(
     deciding = [event for event in due if event.evicts or event.stores] or due[-1:]
     kinds = {}
     for event in deciding:
-        clock = event.block.clock
+        clock = event.looked.seen.clock
         kinds[clock.prefilling, clock.block > 1, event.stores] = event
     fixed = {"budget": example.budget, "softcap": stream.softcap, "prompt": stream.prompt}
     parameters = {**options_of(spec), **fixed}
@@ -248,7 +242,7 @@ def cases_of_stream(
             found.append(made_case(name, group, spec, (inputs, {**parameters, **more})))
 
     for number, event in enumerate(kinds.values()):
-        clock = event.block.clock
+        clock = event.looked.seen.clock
         here = {key: getattr(clock, key) for key in ("seen", "block", "prompt", "generated")}
         for step, inputs, more in _event_inputs(event, group):
             add(step, number, inputs, {**here, **more})
@@ -287,7 +281,7 @@ def _event_inputs(
     more = {} if isinstance(policy.precision, Full) else stored
     assert decision is not None
     if policy.score.columns:
-        yield "observe", {**common, **_state_inputs(policy, event.before)}, {}
+        yield "observe", {**common, **_state_inputs(policy, event.before.state)}, {}
     if policy.evicts:
         state = _state_inputs(policy, event.looked.cache.state)
         candidates, keep = decision.candidates, decision.keep

@@ -40,7 +40,7 @@ class StreamingLLM(Method):
         return Policy(
             self.name,
             Recency(),
-            EverySeenBeyond(budget, self.every) if self.when_full else EveryBlock(self.every),
+            EverySeenBeyond(self.every, start=budget) if self.when_full else EveryBlock(self.every),
             Edges(sinks=self.sinks, recent=budget - self.sinks),  # [StreamingLLM 1]
             Entries(budget),
             reposition=self.reposition,

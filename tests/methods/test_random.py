@@ -78,7 +78,7 @@ def test_a_matched_control_differs_from_the_method_in_its_score_alone(spec):
 def test_a_matched_control_takes_options_of_the_method_and_a_seed():
     control = methods.get("random:caote:h2o@recent=3,every=5,seed=7,page=2", 12)
     assert control.score.inner.seed == 7
-    assert control.schedule.decode_steps == 5
+    assert control.schedule.every == 5
     assert control.protect.inner.recent == 3
     assert methods.read("random:h2o@recent=3").seeded(5) == "random:h2o@recent=3,seed=5"
     with pytest.raises(ValueError, match="unknown option 'window' of random:h2o"):
