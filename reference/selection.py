@@ -4,9 +4,9 @@ import math
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, KeepSet, Marks, Scores
 
 MOST_ENTRIES = 2**31 - 1
 """Largest budget, because data sets of results count entries in 32 bits."""
@@ -41,9 +41,7 @@ def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
     return ranks
 
 
-def keep_set(
-    scores: Float[Array, "G n"], protected: Bool[Array, "G n"], room: int
-) -> Int[Array, "G kept"]:
+def keep_set(scores: Scores, protected: Marks, room: int) -> KeepSet:
     """Return the indices to keep, ascending: the protected entries and the ``room`` best others.
 
     Raises:

@@ -1,10 +1,10 @@
 """Expected outputs with their tolerances, which follow from the size of what is added up."""
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from kvlab.reference.conformance.vectors import PRECISIONS, Expected
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, KeepSet, Marks, Scores
 
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of rounding to nearest."""
@@ -67,18 +67,14 @@ def numbers(
     return Expected("numbers", value, tolerance, where, slack)
 
 
-def scores(
-    value: Float[Array, "G n"], candidates: Bool[Array, "G n"], logit_size: float
-) -> Expected:
+def scores(value: Scores, candidates: Marks, logit_size: float) -> Expected:
     """Expect scores of the candidates; where some are negative, terms have cancelled."""
     rated = value[candidates & np.isfinite(value)]
     return numbers(value, logit_size, largest(rated) if (rated < 0).any() else None, candidates)
 
 
 def keep(
-    indices: Int[Array, "G kept"],
-    rated: Expected | None = None,
-    candidates: Bool[Array, "G n"] | None = None,
+    indices: KeepSet, rated: Expected | None = None, candidates: Marks | None = None
 ) -> Expected:
     """Expect a keep set; ``rated`` are scores that an implementation computes itself."""
     if rated is None or candidates is None:
@@ -92,7 +88,7 @@ def keep(
     return Expected("keep", _later_of(kept, either["float32"]), either=either)
 
 
-def _later_of(kept: Bool[Array, "G n"], either: Bool[Array, "G n"]) -> Int[Array, "G kept"]:
+def _later_of(kept: Marks, either: Marks) -> KeepSet:
     """Return the keep set that holds the latest of the entries of equal worth.
 
     Which of these entries float64 rates higher depends on the machine.
@@ -106,11 +102,8 @@ def _later_of(kept: Bool[Array, "G n"], either: Bool[Array, "G n"]) -> Int[Array
 
 
 def near_threshold(
-    rated: Float[Array, "G n"],
-    candidates: Bool[Array, "G n"],
-    kept: Bool[Array, "G n"],
-    tolerance: tuple[float, float],
-) -> Bool[Array, "G n"]:
+    rated: Scores, candidates: Marks, kept: Marks, tolerance: tuple[float, float]
+) -> Marks:
     """Mark entries whose score is as good as the lowest that is kept or the highest evicted.
 
     If only entries on one side are that close, the choice is clear and no entry is marked.
@@ -129,7 +122,7 @@ def near_threshold(
 
 
 def threshold(
-    rated: Float[Array, "G n"], candidates: Bool[Array, "G n"], kept: Bool[Array, "G n"]
+    rated: Scores, candidates: Marks, kept: Marks
 ) -> tuple[Float[Array, "G 1"], Float[Array, "G 1"]]:
     """Return the lowest kept score, ∞ if there is none, and the highest evicted one, or −∞."""
     lowest = np.where(candidates & kept, rated, np.inf).min(axis=-1, keepdims=True)
