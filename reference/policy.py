@@ -84,6 +84,12 @@ class Budget(ABC):
 class Schedule(ABC):
     """When does it evict? ``str`` says it in words."""
 
+    words = ""
+    """Those words, with the schedule's fields in braces."""
+
+    def __str__(self) -> str:
+        return self.words.format(**vars(self)) or repr(self)
+
     @abstractmethod
     def due(self, clock: Clock) -> bool:
         """Say whether to select after this block."""
@@ -154,8 +160,7 @@ def crosses(before: int, after: int, period: int, offset: int = 0) -> bool:
 class Never(Schedule):
     """Nothing is ever selected."""
 
-    def __str__(self) -> str:
-        return "nothing is ever selected"
+    words = "nothing is ever selected"
 
     def due(self, clock: Clock) -> bool:
         return False
@@ -178,8 +183,7 @@ class Periodic(Schedule):
 class EveryBlock(Periodic):
     """After every block of prefill and every ``every`` generated token(s)."""
 
-    def __str__(self) -> str:
-        return f"after every block of prefill and every {self.every} generated token(s)"
+    words = "after every block of prefill and every {every} generated token(s)"
 
     def due(self, clock: Clock) -> bool:
         generated = crosses(clock.generated_before, clock.generated, self.every)
@@ -190,8 +194,7 @@ class EveryBlock(Periodic):
 class EveryDecode(Periodic):
     """At generated token W, 2W, … for W = ``every``; never in prefill."""
 
-    def __str__(self) -> str:
-        return f"at generated token W, 2W, … for W = {self.every}; never in prefill"
+    words = "at generated token W, 2W, … for W = {every}; never in prefill"
 
     def due(self, clock: Clock) -> bool:
         return crosses(clock.generated_before, clock.generated, self.every)
@@ -201,8 +204,7 @@ class EveryDecode(Periodic):
 class AfterPrefill(Schedule):
     """Once, after the last block of the prompt."""
 
-    def __str__(self) -> str:
-        return "once, after the last block of the prompt"
+    words = "once, after the last block of the prompt"
 
     def due(self, clock: Clock) -> bool:
         return clock.prefill_ends
@@ -215,11 +217,7 @@ class AfterPrefill(Schedule):
 class AfterPrefillThenEverySeen(Periodic):
     """When the prompt is complete, then whenever the tokens seen reach a multiple of ``every``."""
 
-    def __str__(self) -> str:
-        return (
-            "when the prompt is complete, then whenever the tokens seen reach a multiple of "
-            f"{self.every}"
-        )
+    words = "when the prompt is complete, then whenever the tokens seen reach a multiple of {every}"
 
     def due(self, clock: Clock) -> bool:
         before = clock.seen - clock.block
@@ -233,8 +231,7 @@ class EverySeenBeyond(Periodic):
 
     start: int = 0
 
-    def __str__(self) -> str:
-        return f"whenever {self.every} more were seen, counted from the first {self.start} on"
+    words = "whenever {every} more were seen, counted from the first {start} on"
 
     def due(self, clock: Clock) -> bool:
         return crosses(clock.seen - clock.block, clock.seen, self.every, self.start)
@@ -254,10 +251,7 @@ class EveryGenerated(Schedule):
                 f"selector = {self.selector} must be smaller than interval = {self.interval}"
             )
 
-    def __str__(self) -> str:
-        return (
-            f"at P + R, 2P + R, … generated tokens, for P = {self.interval} and R = {self.selector}"
-        )
+    words = "at P + R, 2P + R, … generated tokens, for P = {interval} and R = {selector}"
 
     def due(self, clock: Clock) -> bool:
         return crosses(clock.generated_before, clock.generated, self.interval, self.selector)

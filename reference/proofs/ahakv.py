@@ -30,7 +30,7 @@ from kvlab.reference.proofs.claim import (
     proved,
     refuted,
 )
-from kvlab.reference.proofs.definitions import identity, spearman, steps
+from kvlab.reference.proofs.definitions import MODEL, identity, spearman, steps
 from kvlab.reference.proofs.ledger import on_smollm2
 from kvlab.reference.simulator.observed import observe_heads
 
@@ -183,7 +183,7 @@ def kept_positions_are_more_uniform() -> Finding:
     quarter is kept; the newest 32 tokens, which AhaKV protects, do not count; even would be 50 %.)
     """
     r, found = 32, []
-    for head in observe_heads():
+    for head in observe_heads(MODEL):
         judged, room = len(head.keys) - r, len(head.keys) // 4 - r
         summed = head.attention().sum(axis=0)
         ahakv = scores(head.queries, head.keys, head.values, room + r, r)
@@ -206,7 +206,7 @@ def positions_are_not_exchangeable() -> Finding:
     but accumulated attention falls with position all the same.
     """
     shares, correlations = [], []
-    for head in observe_heads():
+    for head in observe_heads(MODEL):
         rows = head.attention()
         t = len(rows)
         equal = np.tril(np.ones((t, t))) / np.arange(1, t + 1)[:, None]

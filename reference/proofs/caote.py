@@ -30,6 +30,7 @@ from kvlab.reference.proofs.claim import (
 )
 from kvlab.reference.proofs.counting import operations
 from kvlab.reference.proofs.definitions import (
+    MODEL,
     ROUNDING,
     exact_error,
     exact_output,
@@ -442,7 +443,7 @@ def fast_score_ranks_alike() -> Finding:
     Every 20th query, from 40 entries on. (0.8 per layer is what version 6 reports.)
     """
     heads = []
-    for head in observe_heads():
+    for head in observe_heads(MODEL):
         correlations = []
         for t, row in list(enumerate(head.attention()))[40::20]:
             alpha, values = row[: t + 1], head.values[: t + 1]

@@ -16,9 +16,12 @@ from scipy.special import softmax
 from scipy.stats import spearmanr
 from sympy import Expr
 
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.claim import Finding, proved, refuted
 
+MODEL = reasoner_directory()
+"""The embedded model on which claims about models are checked."""
 ROUNDING = 1e-9
 """Largest relative difference of a quantity computed in two orders in float64: 1e-15 per term."""
 SMALL = (sympy.Rational(1, 2), sympy.Rational(1, 3), sympy.Rational(1, 5), 2, 3)

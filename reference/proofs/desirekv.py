@@ -15,7 +15,7 @@ import numpy as np
 import sympy
 
 from kvlab.reference.proofs.claim import Finding, Paper, Verdict, judged, measured, over_models
-from kvlab.reference.proofs.definitions import spearman, steps
+from kvlab.reference.proofs.definitions import MODEL, spearman, steps
 from kvlab.reference.proofs.ledger import on_smollm2
 from kvlab.reference.proofs.tables import table_claims
 from kvlab.reference.simulator.observed import key_heads, observe_heads
@@ -171,7 +171,7 @@ def outlier_score_tells_the_error() -> Finding:
     rank correlation of at least 0.5 at 4 bits, mean over the KV heads, is taken as strong.)
     """
     correlations, without = [], []
-    for head in key_heads():
+    for head in key_heads(MODEL):
         scores, errors = [], []
         for block in map(exact, head.keys[::3]):
             squares = [(x - y) ** 2 for x, y in zip(block, quantized(block, 4), strict=True)]
@@ -215,7 +215,7 @@ def importance_and_sensitivity_are_unrelated() -> Finding:
     """
     found, w = [], 3
     for layer, sensitivity in _sensitivities().items():
-        rows = [head.attention() for head in observe_heads() if head.layer == layer]
+        rows = [head.attention() for head in observe_heads(MODEL) if head.layer == layer]
         raw = np.mean(rows, axis=0)[-32:, :-32].mean(axis=0)
         importance = np.convolve(raw, np.ones(2 * w + 1) / (2 * w + 1), "same")
         found.append(float(np.corrcoef(importance, sensitivity[:-32])[0, 1] ** 2))
@@ -230,7 +230,7 @@ def importance_and_sensitivity_are_unrelated() -> Finding:
 def _sensitivities() -> dict[int, Any]:
     """Eq. 7 of every token by layer, mean over its KV heads."""
     layers: dict[int, list[list[float]]] = {}
-    for head in key_heads():
+    for head in key_heads(MODEL):
         scores = [float(outlier_score(exact(key))) for key in head.keys]
         layers.setdefault(head.layer, []).append(scores)
     return {layer: np.mean(heads, axis=0) for layer, heads in layers.items()}

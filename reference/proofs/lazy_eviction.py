@@ -33,7 +33,7 @@ from kvlab.reference.proofs.claim import (
     tabulated,
 )
 from kvlab.reference.proofs.counting import Counts, count_window
-from kvlab.reference.proofs.definitions import exact_error
+from kvlab.reference.proofs.definitions import MODEL, exact_error
 from kvlab.reference.proofs.ledger import on_smollm2
 from kvlab.reference.proofs.tables import table_claims
 from kvlab.reference.simulator.observed import prompt_tokens, received
@@ -267,7 +267,7 @@ def smaller_threshold_shortens_intervals() -> Finding:
     for threshold in thresholds:
         found = _all_intervals(threshold, [0])
         means.append(float(found[found > 0].mean()))
-        generated = (rows[prompt_tokens(0) :] for rows in received())
+        generated = (rows[prompt_tokens(0) :] for rows in received(MODEL))
         counts.append(sum(int((rows >= threshold).sum()) for rows in generated))
     evidence = "embedded model, one problem: " + ", ".join(
         f"α = {a:g}: {count} activations, mean MRI {mean:.1f}"
@@ -320,7 +320,7 @@ def most_intervals_are_far_shorter_than_the_output() -> Finding:
     five of either model, are short.)
     """
     window = _window(_all_intervals(1e-4, range(5)))
-    written = np.mean([len(received(problem=x)[0]) - prompt_tokens(x) for x in range(5)])
+    written = np.mean([len(received(MODEL, x)[0]) - prompt_tokens(x) for x in range(5)])
     evidence = f"80 % lie below {window:.0f} of {written:.0f} tokens, {window / written:.1%}"
     name = "written: W / written, α = 0.0001"
     ((there, _, _),) = on_smollm2("lazy_eviction", "Fig. 3", name)
@@ -360,7 +360,7 @@ def later_important_tokens_were_unimportant() -> Finding:
     sum has to miss a tenth less than that, else importance would be no property of a token.
     """
     problems = range(3)
-    heads = ((rows, prompt_tokens(each)) for each in problems for rows in received(problem=each))
+    heads = ((rows, prompt_tokens(each)) for each in problems for rows in received(MODEL, each))
     names = [f"written: missing 16 steps before, by {what}" for what in ("attention", "its sum")]
     there = [mean for mean, _, _ in on_smollm2("lazy_eviction", "Fig. 2", *names)]
     return over_models(*map(_often_missing, (missing_before(heads, gap=16), there)))
@@ -407,7 +407,7 @@ def tracked(
 @cache
 def _of_problem(threshold: float, problem: int) -> Int[Array, " entries"]:
     prompt = prompt_tokens(problem)
-    heads = [tracked(rows, prompt, threshold) for rows in received(problem=problem)]
+    heads = [tracked(rows, prompt, threshold) for rows in received(MODEL, problem)]
     return np.array([interval for entries in heads for _, interval in entries])
 
 

@@ -17,15 +17,12 @@ from kvlab.reference.attention import softmax
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.methods.desirekv import sensitivity
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
 from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.simulator.trace import Trace, record_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import Transformer, load_tokenizer
 from kvlab.reference.windows import mean_pool
-
-REASONER = reasoner_directory()
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def _read(model: Path, problem: int) -> Trace:
 
 
 @cache
-def observe_heads(model: Path = REASONER, problem: int = 0) -> tuple[Head, ...]:
+def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
     """Let the model read a held-out problem with its solution; return every query head.
 
     The directory is that of the embedded reasoner, or of a model with its vocabulary.
@@ -74,7 +71,7 @@ def observe_heads(model: Path = REASONER, problem: int = 0) -> tuple[Head, ...]:
 
 
 @cache
-def received(model: Path = REASONER, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
+def received(model: Path, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
     """Return the attention of each KV head: the most that any of its query heads pays."""
     layers = Layer.all_of(_read(model, problem))
     return tuple(rows for layer in layers for rows in _most_paid(layer))
@@ -84,7 +81,7 @@ def _most_paid(layer: Layer) -> Float[Array, "G t t"]:
     return layer.full_attention(0, layer.tokens).max(axis=1)
 
 
-def key_heads(model: Path = REASONER) -> list[Head]:
+def key_heads(model: Path) -> list[Head]:
     """Return one query head of each KV head: its keys and values."""
     return list({(head.layer, head.kv_head): head for head in observe_heads(model)}.values())
 

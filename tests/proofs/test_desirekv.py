@@ -18,7 +18,7 @@ from kvlab.reference.streams import Stream, run_stream
 
 def keys():
     drawn = np.random.default_rng(0).standard_t(3, size=(20, 32))
-    return [*drawn, *(head.keys[40] for head in observe_heads())]
+    return [*drawn, *(head.keys[40] for head in observe_heads(proofs.MODEL))]
 
 
 def exact(key):
