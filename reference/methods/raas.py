@@ -33,7 +33,7 @@ class Stamp(Score):
         if seen.clock.prefilling:
             return state
         stamp = state.entries["stamp"].copy()
-        for row, position in enumerate(seen.query_positions):
+        for row, position in enumerate(seen.query_positions.tolist()):
             step = position + 1 - seen.clock.prompt
             used = self.used(seen, row, position)
             stamp[used] = step  # [RaaS 1]
