@@ -167,7 +167,7 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
 def test_tokens_accepted_are_those_on_which_both_caches_agree():
     """What is measured along the full cache's answers is an independent count of the same."""
     asked = {"methods": ["full", "h2o", "oracle"], "budgets": [60], "problems": 2, "batch": 2}
-    asked["tasks"] = ["jumps@fewest=8,most=10"]
+    asked["tasks"] = ["jumps@fewest=5,most=6"]
     (drafted,) = summarise(run_in_memory(make_sweep({**asked, "drafts": True})))
     (measured,) = summarise(run_in_memory(make_sweep({**asked, "measured": 2})))
     full, h2o, oracle = (drafted.point(name, 60) for name in asked["methods"])
