@@ -10,7 +10,7 @@ from build import run, stream
 from cases import ALL, BUDGETED, CODED, GRANULAR, QUANTIZING, RANDOM, SELF_SIZED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shapes import shapes_checked
+from sampling import examples
 
 from kvlab.reference import invariants as promised
 from kvlab.reference import methods
@@ -47,7 +47,7 @@ def make(spec: str):
 @pytest.mark.parametrize(
     ("promise", "spec"), [(promise, spec) for promise, specs in HELD.items() for spec in specs]
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 8])),
     seed=st.integers(0, 2**32 - 1),
@@ -57,8 +57,7 @@ def make(spec: str):
 )
 def test_promises_hold(promise, spec, shape, seed, prompt, block, budget):
     drawn = random_stream(Source("invariants", seed), *shape, prompt, 16, block)
-    with shapes_checked(False):  # as the next test and `test_granularity` do
-        assert not promised.PROMISES[promise](make(spec), budget, drawn)
+    assert not promised.PROMISES[promise](make(spec), budget, drawn)
 
 
 @pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED)
