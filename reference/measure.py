@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kvlab.reference.attention import attend, visible
-from kvlab.reference.generate import Session, Watch, advance, choose, log_softmax, prefill
+from kvlab.reference.generate import Session, advance, choose, log_softmax, prefill
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult
@@ -86,13 +86,12 @@ def teacher_forced(
     if len(continuation) == 0:
         raise ValueError("continuation must hold at least one token")
     shadow = DenseShadow()
-    watch: Watch = shadow.watch
     rng = np.random.default_rng()
-    row, session = prefill(model, policy, prompt, watch=watch)
+    row, session = prefill(model, policy, prompt, watch=shadow.watch)
     logits, columns = [row], [_memory(session, shadow.mean_error())]
     for token in continuation[:-1]:
         _, confidence = choose(logits[-1], 0.0, rng)
-        rows, session = advance(session, [token], confidence, watch)
+        rows, session = advance(session, [token], confidence, shadow.watch)
         logits.append(rows[-1])
         columns.append(_memory(session, shadow.mean_error()))
     written = np.stack(logits)

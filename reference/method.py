@@ -161,7 +161,14 @@ class CommonOptions(Wrapper):
             policy = replace(policy, score=OneForAllHeads(policy.score, self.kv_heads))
         if self.page != 1:
             policy = self._in_pages(policy)
-        return policy if self.precision == "full" else self._in_codes(policy)
+        if self.precision == "full":
+            return policy
+        if not isinstance(policy.precision, Full):
+            raise ValueError(
+                f"precision = {self.precision!r} must be 'full' for "
+                f"{self.parts[-1].name}, which has a precision of its own"
+            )
+        return replace(policy, precision=precisions()[self.precision])
 
     def _check_all_layers(self, policy: Policy) -> None:
         alike = type(policy.budget) is Entries and isinstance(policy.precision, Full)
@@ -171,14 +178,6 @@ class CommonOptions(Wrapper):
                 "methods that evict down to a budget of entries after attention, and quantise "
                 "nothing, can keep the same entries in all layers"
             )
-
-    def _in_codes(self, policy: Policy) -> Policy:
-        if not isinstance(policy.precision, Full):
-            raise ValueError(
-                f"precision = {self.precision!r} must be 'full' for "
-                f"{self.parts[-1].name}, which has a precision of its own"
-            )
-        return replace(policy, precision=precisions()[self.precision])
 
     def _in_pages(self, policy: Policy) -> Policy:
         if type(policy.budget) is not Entries or not isinstance(policy.precision, Full):

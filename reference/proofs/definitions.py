@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import sympy
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from scipy.special import softmax
 from scipy.stats import spearmanr
 from sympy import Expr
@@ -76,8 +76,6 @@ def steps(scope: str, **equations: tuple[Expr, Expr]) -> Finding:
     return proved(f"SymPy, step by step ({', '.join(equations).replace('_', ' ')}); {scope}")
 
 
-def spearman(
-    first: Float[Array, " n"] | Int[Array, " n"], second: Float[Array, " n"] | Int[Array, " n"]
-) -> float:
+def spearman(first: Real[Array, " n"], second: Real[Array, " n"]) -> float:
     """Spearman's rank correlation, with mean ranks for ties."""
     return float(np.asarray(spearmanr(first, second))[0])

@@ -155,11 +155,6 @@ def score_without_recurrence() -> Finding:
     return proved("SymPy: both limits for MRI → 0 from above; no single value suits both")
 
 
-def histories(largest: int) -> list[tuple[int, int]]:
-    """MRI and Δ up to a number, smallest sum first."""
-    return sorted(product(range(1, largest + 1), range(largest + 1)), key=sum)
-
-
 @PAPER.ours("LE-1c", "Eq. 2, how much H2's interpretation matters", Verdict.VERIFIED, "H2", "H1")
 def reading_of_h2_decides() -> Finding:
     """Where MRIs are small, the interpretation of H2 decides what is kept: at a mean MRI of 3, two
@@ -209,9 +204,9 @@ def _overtaken(score: Callable[[float, float], float]) -> str:
 
     The score is a function of MRI and Δ.
     """
-    defined = [(mri, elapsed) for mri, elapsed in histories(10) if mri > 1]
-    waiting = [entry for entry in defined if entry[1] < entry[0]]
-    overdue = [entry for entry in defined if entry[1] > entry[0]]
+    histories = sorted(product(range(2, 11), range(11)), key=sum)  # (MRI, Δ), smallest sum first
+    waiting = [(mri, elapsed) for mri, elapsed in histories if elapsed < mri]
+    overdue = [(mri, elapsed) for mri, elapsed in histories if elapsed > mri]
     for a, b in product(waiting, overdue):
         if score(*a) < score(*b):
             return f"{a} scores {score(*a):.3f}, below {b} with {score(*b):.3f}"

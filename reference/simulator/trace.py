@@ -198,9 +198,8 @@ def record_trace(
 
 def save_trace(trace: Trace, path: str | Path) -> None:
     """Write an ``.npz`` file; one of that name is replaced only once the new one is complete."""
-    path = Path(path)
+    path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path = path.resolve()
     members: dict[str, Any] = {name: getattr(trace, name) for name in ARRAYS}
     members["metadata"] = json.dumps(asdict(trace.metadata))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
