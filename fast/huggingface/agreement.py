@@ -23,7 +23,8 @@ from kvlab.fast import methods
 from kvlab.fast.engine.ambient import without_autocast
 from kvlab.fast.huggingface.arguments import only_logits
 from kvlab.fast.huggingface.attachment import attached, implementation
-from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
+from kvlab.fast.huggingface.attention import UnsupportedModelError
+from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.forward import first_position
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.reference.policy import Edges
@@ -56,7 +57,7 @@ _goes_on: dict[Any, bool] = {}
 """Whether the recurrent layers of each model that was asked read a text in pieces."""
 
 
-def check_agreement(cache: CompressedCache) -> tuple[str, ...]:
+def check_agreement(asked: Attachment) -> tuple[str, ...]:
     """Compare the full cache with the stock model's logits, unless that was done before.
 
     One text is read at once. Another, padded on the left, is read in two blocks, then one token
@@ -67,14 +68,14 @@ def check_agreement(cache: CompressedCache) -> tuple[str, ...]:
     judged. The ValueError names what differed, or how the model failed. Returned is which texts
     were not compared.
     """
-    model, policy = cache.model, cache.policy.specification
+    model, policy = asked.model, asked.policy.specification
     changes = tuple(name for name in CHANGES if getattr(policy, name))
-    alone = "position_ids" in inspect.signature(model.forward).parameters and cache.masks_nothing
-    for asked in dict.fromkeys([(), changes if alone else ()]):
-        key = (*_key(model), asked)
+    alone = "position_ids" in inspect.signature(model.forward).parameters and asked.masks_nothing
+    for options in dict.fromkeys([(), changes if alone else ()]):
+        key = (*_key(model), options)
         if key not in _differences:
             with evaluating(model):
-                difference = _difference(cache, asked)
+                difference = _difference(asked, options)
             if difference is None:
                 return (
                     "texts of any length: the model alone gives no logits of numbers for a text",
@@ -163,12 +164,12 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _difference(cache: CompressedCache, changes: tuple[str, ...]) -> str | None:
+def _difference(asked: Attachment, changes: tuple[str, ...]) -> str | None:
     """Say what differs; None if the stock model gives nothing to compare with.
 
     With ``changes``, what is compared is a method with these options; the full cache without.
     """
-    model = cache.model
+    model = asked.model
     try:
         ids, real = texts(model)
         try:
@@ -181,7 +182,7 @@ def _difference(cache: CompressedCache, changes: tuple[str, ...]) -> str | None:
         if not expected[real].isfinite().all():
             return None
         if changes:
-            parts = _after_eviction(cache, changes, ids)
+            parts = _after_eviction(asked, changes, ids)
         else:
             parts = _compared(model, ids, real, expected)
     except (UnsupportedModelError, torch.OutOfMemoryError):
@@ -255,9 +256,9 @@ def _across(model: Any, limit: int, ids: Int[Tensor, "2 t"]) -> tuple[Tensor, Te
 
     with implementation(model, "eager"):
         expected = read(DynamicCache(config=model.config))
-    cache = CompressedCache(model, methods.get("full"))
-    with attached(model, cache, None):
-        return read(cache), expected
+    attachment = Attachment(model, methods.get("full"))
+    with attached(attachment, None):
+        return read(CompressedCache(attachment)), expected
 
 
 def _compared(
@@ -270,12 +271,13 @@ def _compared(
     limit, parts = longest_alike(model), {}
     if limit is not None:
         parts[f"tokens beyond {limit}"] = _across(model, limit, ids)
-    cache = CompressedCache(model, methods.get("full"))
-    with attached(model, cache, None):
-        at_once = model(input_ids=ids[:1], past_key_values=cache).logits[0]
-    cache, prompt = CompressedCache(model, methods.get("full")), COLUMNS - 1
-    in_pieces = cache.reads_in_pieces = cache.reads_in_pieces or reads_in_pieces(model)
-    with attached(model, cache, BLOCK if in_pieces else None):
+    attachment = Attachment(model, methods.get("full"))
+    with attached(attachment, None):
+        at_once = model(input_ids=ids[:1], past_key_values=CompressedCache(attachment)).logits[0]
+    attachment, prompt = Attachment(model, methods.get("full")), COLUMNS - 1
+    attachment.reads_in_pieces = attachment.reads_in_pieces or reads_in_pieces(model)
+    with attached(attachment, BLOCK if attachment.reads_in_pieces else None):
+        cache = CompressedCache(attachment)
         inputs = {"attention_mask": real[1:, :prompt].long(), "past_key_values": cache}
         inputs |= only_logits(model)
         text = model(input_ids=ids[1:, :prompt], **inputs).logits[0]
@@ -291,18 +293,19 @@ def _compared(
 
 
 def _after_eviction(
-    cache: CompressedCache, changes: tuple[str, ...], ids: Int[Tensor, "2 t"]
+    asked: Attachment, changes: tuple[str, ...], ids: Int[Tensor, "2 t"]
 ) -> dict[str, tuple[Float[Tensor, "1 vocab"], Float[Tensor, "1 vocab"]]]:
     """Logits of a token after an eviction, and the stock model's that reads only what was kept.
 
     The first tokens are kept: no layer let the others, which came later, change them.
     """
-    model, kept = cache.model, [*range(KEPT), COLUMNS - 1]
+    model, kept = asked.model, [*range(KEPT), COLUMNS - 1]
     policy = methods.get("streaming_llm", KEPT, sinks=KEPT - 1).specification
     policy = replace(policy, protect=Edges(sinks=KEPT), **dict.fromkeys(changes, True))
-    probe = CompressedCache(model, methods.port(policy))
-    probe.rotations = cache.rotations
-    with attached(model, probe, None):
+    attachment = Attachment(model, methods.port(policy))
+    attachment.rotations = asked.rotations
+    with attached(attachment, None):
+        probe = CompressedCache(attachment)
         model(input_ids=ids[:1, : COLUMNS - 1], past_key_values=probe)
         found = model(input_ids=ids[:1, COLUMNS - 1 :], past_key_values=probe).logits[0]
     at = torch.tensor([range(KEPT + 1) if policy.reposition else kept], device=ids.device)

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.generation import how_to_go_on
+from kvlab.fast.huggingface.text import StreamClock
 
 BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 """Arguments that have something for every token of the call."""

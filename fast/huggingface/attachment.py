@@ -8,8 +8,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvlab.fast.huggingface.arguments import configs_of, refuse_checkpointing, refuse_flags
-from kvlab.fast.huggingface.attention import IMPLEMENTATION
-from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
+from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
+from kvlab.fast.huggingface.cache import Attachment
 from kvlab.fast.huggingface.forward import Forward
 from kvlab.fast.huggingface.generation import checked_generate
 
@@ -72,23 +72,29 @@ def _check_attention(name: str | None) -> None:
 
 
 @contextmanager
-def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iterator[None]:
-    """Let every call of the model use the cache, and restore the model at the end.
+def attached(attachment: Attachment, block_size: int | None) -> Iterator[None]:
+    """Let every call of the model use a cache, and restore the model at the end.
 
     A model that does not use transformers' attention interface is refused.
     """
-    attachment = cache.attachment
-    with implementation(model, IMPLEMENTATION), _inputs_noted(model, cache):
+    model = attachment.model
+    if block_size is not None and not attachment.reads_in_pieces:
+        raise ValueError(
+            f"block_size = {block_size}: the recurrent layers of {type(model).__name__} were not "
+            "shown to read a text in blocks as at once (a model that does needs verify=True): "
+            "call compress() without block_size"
+        )
+    with implementation(model, IMPLEMENTATION), _inputs_noted(attachment):
         if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
             raise UnsupportedModelError(
                 f"{type(model).__name__} does not use transformers' attention interface: kvlab "
                 "cannot compress it; use it without compress()"
             )
-        forward = Forward(model, attachment, block_size).as_method()
+        forward = Forward(attachment, block_size).as_method()
         with (
             _replaced(model, "_kvlab", NotCopied()),
             _replaced(model, "forward", forward),
-            _replaced(model, "generate", checked_generate(model, attachment)),
+            _replaced(model, "generate", checked_generate(attachment)),
         ):
             try:
                 yield
@@ -138,15 +144,15 @@ def implementation(model: Any, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _inputs_noted(model: Any, cache: CompressedCache) -> Iterator[None]:
-    """Let the cache know what every attention module is given, if the policy's score reads it."""
+def _inputs_noted(attachment: Attachment) -> Iterator[None]:
+    """Note what every attention module is given, if the policy's score reads it."""
 
     def note(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         inputs = given.get("hidden_states", args[0] if args else None)
-        cache.attachment.of_thread.inputs = module, inputs
+        attachment.of_thread.inputs = module, inputs
 
-    asked = cache.policy.needs.hidden_states
-    found = [module for module in model.modules() if asked and hasattr(module, "layer_idx")]
+    modules = attachment.model.modules() if attachment.policy.needs.hidden_states else ()
+    found = [module for module in modules if hasattr(module, "layer_idx")]
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in found]
     try:
         yield

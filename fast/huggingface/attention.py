@@ -7,26 +7,26 @@ mask would give wrong text without an error.
 """
 
 import sys
+from dataclasses import dataclass
 from math import isclose, sqrt
 from typing import Any
+from weakref import proxy
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.step import Block, attend
-from kvlab.fast.huggingface.cache import (
-    IMPLEMENTATION,
-    TICKET,
-    CompressedLayer,
-    Ticket,
-    UnsupportedModelError,
-)
 from kvlab.fast.kernels.attention import compute_dtype
+
+TICKET = "_kvlab_ticket"
+IMPLEMENTATION = "kvlab"
+"""Name of the attention and mask functions in the model's configuration."""
 
 WITHOUT_EFFECT = (
     *("position_ids", "cache_position", "use_cache", "sliding_window", "deterministic"),
@@ -34,6 +34,70 @@ WITHOUT_EFFECT = (
     *("logits_to_keep", "num_items_in_batch"),
 )
 """Arguments that models pass to attention and that do not change its result."""
+
+
+class UnsupportedModelError(ValueError):
+    """The model computes its attention in a way that kvlab does not know."""
+
+
+class CompressedLayer(CacheLayerMixin):
+    """One attention layer whose entries a policy chooses."""
+
+    is_sliding = False
+
+    def __init__(self, owner: Any, number: int, place: int) -> None:
+        """``owner`` is a `CompressedCache`, ``place`` the number among its compressed layers."""
+        super().__init__()
+        self.owner = proxy(owner)  # a cycle would keep a cache in memory until Python looks for it
+        self.number, self.place = number, place
+        self.waiting: object = None
+        """`Ticket.call` of the keys that `attention` has still to be given."""
+        self.block: BatchClock | None = None
+        """The last block whose keys came."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Hand the block's own keys and values on; `attention` takes them to the entries."""
+        self.is_initialized = True
+        self.block = self.running_block()
+        self.waiting = object()
+        tagged = key_states.view_as(key_states)
+        setattr(tagged, TICKET, Ticket(self, self.waiting))
+        return tagged, value_states
+
+    def running_block(self) -> BatchClock:
+        """Return the clock of the running block; ValueError outside of a call of the model."""
+        return self.owner.text.running_block(self.owner.attachment.closed)
+
+    def get_seq_length(self) -> int:
+        """Columns fed so far, evicted ones and padding included."""
+        return self.owner.text.clock.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the mask of an uncompressed layer."""
+        return self.owner.text.clock.columns + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+    """The name until transformers 5.2."""
+
+    def offload(self) -> None:
+        raise ValueError("a compressed cache cannot be offloaded")
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Says to which layer the keys in an attention call belong."""
+
+    layer: CompressedLayer
+    call: object
+    """Is another one at every call of ``update``."""
 
 
 def attention(
@@ -70,12 +134,12 @@ def attention(
         is_causal = getattr(module, "is_causal", True)  # as transformers' sdpa attention reads it
     _check_layer(module, ticket, is_causal, s_aux)
     layer: CompressedLayer = ticket.layer
-    owner = layer.owner
+    text, shared = layer.owner.text, layer.owner.attachment
     N, H, m, d = query.shape
     G = key.shape[1]
     if scaling is not None and not isclose(scaling, 1 / sqrt(d), rel_tol=1e-6):
         query = query.to(compute_dtype(query.dtype)) * (scaling * sqrt(d))
-    clock = owner.expect_step().to(query.device)
+    clock = layer.running_block().to(query.device)
     if attention_mask is not None and attention_mask.numel() > 1:
         _check_mask(module, attention_mask, clock)
     wider = torch.promote_types(key.dtype, value.dtype)  # autocast and RoPE leave them unequal
@@ -85,14 +149,14 @@ def attention(
         query.view(N, G, H // G, m, d),
         key.to(wider),
         value.to(wider),
-        owner.clock.confidence_so_far.to(query.device),
-        None if owner.rotations is None else owner.rotations[layer.place],
+        text.clock.confidence_so_far.to(query.device),
+        None if shared.rotations is None else shared.rotations[layer.place],
         softcap,
-        _hidden_states(module, layer, query) if owner.policy.needs.hidden_states else None,
-        len(owner.layers),
+        _hidden_states(module, layer, query) if text.policy.needs.hidden_states else None,
+        len(layer.owner.layers),
     )
     layer.waiting = None
-    output = attend(owner.compressed, layer.place, block)
+    output = attend(text.layers, layer.place, block)
     return output.flatten(1, 2).transpose(1, 2).contiguous(), None
 
 
@@ -100,12 +164,12 @@ def _hidden_states(
     module: torch.nn.Module, layer: CompressedLayer, query: Tensor
 ) -> Float[Tensor, "N m D"]:
     """Return what the module was given for these queries; refuse a module that was given others."""
-    owner, noted, (N, _, m, _) = layer.owner, layer.owner.attachment.of_thread, query.shape
+    noted, (N, _, m, _) = layer.owner.attachment.of_thread, query.shape
     (running, given), noted.inputs = getattr(noted, "inputs", (None, None)), (None, None)
     if running is not module or not isinstance(given, Tensor) or given.shape[:2] != (N, m):
         raise UnsupportedModelError(
-            f"{owner.policy.name} reads hidden states, which {_name(module)} is not given as an "
-            "argument with a row for every token: use another method with this model"
+            f"{layer.owner.text.policy.name} reads hidden states, which {_name(module)} is not "
+            "given as an argument with a row for every token: use another method with this model"
         )
     return given.to(query.device)
 

@@ -9,7 +9,7 @@ from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface.adapters import without_wrapper
 from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
 from kvlab.fast.huggingface.attachment import attached, check_model
-from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.repositioning import rotations_of
 from kvlab.reference import policy as reference
 from kvlab.reference.methods import parse
@@ -67,24 +67,14 @@ def compress(
     policy = policy_for(LONG) if policy_for else _policy_of(policy, budget, options)
     model = without_wrapper(model)
     check_model(model)
-    cache = CompressedCache(model, policy, watch, policy_for)
+    attachment = Attachment(model, policy, watch, policy_for)
     if policy.specification.reposition:
-        cache.rotations = rotations_of(model)
+        attachment.rotations = rotations_of(model)
     if verify:
-        cache.not_compared = check_agreement(cache)
-        cache.reads_in_pieces = cache.reads_in_pieces or reads_in_pieces(model)
-    _check_pieces(cache, block_size)
-    cache.attachment.enter_context(attached(model, cache, block_size))
-    return cache
-
-
-def _check_pieces(cache: CompressedCache, block_size: int | None) -> None:
-    if block_size is not None and not cache.reads_in_pieces:
-        raise ValueError(
-            f"block_size = {block_size}: the recurrent layers of {type(cache.model).__name__} were "
-            "not shown to read a text in blocks as at once (a model that does needs verify=True): "
-            "call compress() without block_size"
-        )
+        attachment.not_compared = check_agreement(attachment)
+        attachment.reads_in_pieces = attachment.reads_in_pieces or reads_in_pieces(model)
+    attachment.enter_context(attached(attachment, block_size))
+    return CompressedCache(attachment)
 
 
 def _check_block_size(block_size: int | None) -> None:

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from kvlab.fast.engine.step import finish
+from kvlab.fast.engine.layers import Layers
+from kvlab.fast.engine.step import begin, finish
 from kvlab.fast.huggingface.arguments import (
     BY_TOKEN,
     PER_TOKEN,
@@ -24,17 +25,21 @@ from kvlab.fast.huggingface.arguments import (
     refuse_unknown,
     setting,
 )
+from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.generation import how_to_go_on
+from kvlab.fast.huggingface.identity import adapters_used, writes_to
 from kvlab.fast.huggingface.rotary import longest_alike
+from kvlab.fast.huggingface.text import State
 
 
 class Forward:
     """Replaces the ``forward`` of a model inside `compress`."""
 
-    def __init__(self, model: Any, attachment: Attachment, block_size: int | None) -> None:
-        self.forward, self.attachment, self.block_size = model.forward, attachment, block_size
-        self.model = model
+    def __init__(self, attachment: Attachment, block_size: int | None) -> None:
+        self.attachment, self.block_size = attachment, block_size
+        self.model = model = attachment.model
+        self.forward = model.forward
         self.name, self.configs = type(model).__name__, configs_of(model)
         self.signature = inspect.signature(self.forward)
         self.taken = self.signature.parameters
@@ -44,6 +49,8 @@ class Forward:
         self.longest_alike = longest_alike(model)
         self.rereads = getattr(model.config, "original_max_position_embeddings", None)
         """Length of a text beyond which `generate` drops the cache of some models (Phi-3)."""
+        self.no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device="cpu")
+        """A mask that transformers passes on unchanged, for steps that read no mask."""
 
     def as_method(self) -> Callable[..., Any]:
         """Return what replaces the model's ``forward``, with its signature."""
@@ -51,7 +58,7 @@ class Forward:
         @wraps(self.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
             cache, given = self._given(args, kwargs)
-            with cache.used():
+            with cache.used:
                 return self._run(cache, given)
 
         return forward
@@ -78,27 +85,25 @@ class Forward:
         """Run the model on the tokens of a call, block by block."""
         stated = {name: value for name, value in given.items() if value is not None}
         inputs, real = self._checked(cache, stated)
-        cache.begin(inputs, real)
+        self._begin(cache, inputs, real)
         outputs: Any = None
-        m, layers, logits = inputs.shape[1], cache.compressed, []
+        text, m, logits = cache.text, inputs.shape[1], []
         size = self.block_size or m
         if self.places_images and not_text(given):
-            cache.model_counts_positions = True
-        if "attention_mask" not in stated and cache.clock.padded and not cache.masks_nothing:
-            given["attention_mask"] = cache.clock.mask_with(m).long()  # for layers left alone
-        try:
+            text.model_counts_positions = True
+        alone = not self.attachment.masks_nothing  # layers that need a mask of their own
+        if alone and "attention_mask" not in stated and text.clock.padded:
+            given["attention_mask"] = text.clock.mask_with(m).long()
+        with text.running():
             for first in range(0, m, size):
                 last = min(first + size, m)
                 with torch.inference_mode():
                     outputs = self.forward(**self._block(cache, given, real, first, last, m))
-                    cache.check_attended()
-                    if layers.shared:
-                        finish(layers)
-                    cache.end_block(outputs.logits, last - first)
+                    self._check_attended(cache)
+                    if text.layers.shared:
+                        finish(text.layers)
+                    text.end_block(outputs.logits, last - first)
                 logits.append(outputs.logits)
-        except BaseException:
-            cache.broken = True
-            raise
         outputs = _ordinary(outputs)
         if len(logits) > 1:
             outputs.logits = torch.cat(logits, dim=1)[:, -(stated.get("logits_to_keep") or m) :]
@@ -106,6 +111,35 @@ class Forward:
         if trains and torch.is_grad_enabled():
             _refuse_gradients(outputs)
         return outputs
+
+    def _begin(
+        self, cache: CompressedCache, inputs: Tensor, real: Bool[Tensor, "N m"] | None
+    ) -> None:
+        """Take in a call, if it fits what came before."""
+        of, text, (N, m) = self.attachment, cache.text, inputs.shape[:2]
+        text.check_whole()
+        text.check_open(of.closed)
+        if m > 1:
+            cache.check()
+        if m > 1 and text.clock.columns and not of.reads_in_pieces:
+            raise ValueError(
+                f"a second text of {m} tokens: this model's recurrent layers were not shown to "
+                "read a text in pieces as at once; call reset() on this cache, and give the model "
+                "all tokens at once"
+            )
+        if not text.clock.rows:
+            prompts = [m] * N if real is None else real.sum(dim=-1).tolist()
+            policy = of.policy_for(max(prompts)) if of.policy_for else text.policy
+            for prompt in prompts:
+                policy.specification.check(prompt)
+            if policy is not text.policy:
+                text.policy, text.layers = policy, Layers(policy, len(of.compressed), of.watch)
+            text.clock.begin(prompts, inputs.device)
+            text.read_with = writes_to(self.model)
+        used = adapters_used(of.adapted) if of.adapted else ()
+        if used not in text.clock.adapters:
+            text.clock.adapters += (used,)
+        text.clock.note_call(inputs, real, given=text.state is State.GIVEN)
 
     def _checked(
         self, cache: CompressedCache, stated: dict[str, Any]
@@ -115,18 +149,19 @@ class Forward:
         refuse_unknown(self.name, self.taken, stated)
         if self.model.training:
             refuse_checkpointing(self.model)
-        if "cache_position" in stated and not cache.generating:
+        clock, state = cache.text.clock, cache.text.state
+        if "cache_position" in stated and state is State.READY:
             raise ValueError("cache_position: the cache counts its tokens itself; leave it out")
-        inputs = inputs_of(stated, cache.clock.columns)
+        inputs = inputs_of(stated, clock.columns)
         N, m = inputs.shape[:2]
-        cache.clock.check(N)
-        check_logits_to_keep(stated.get("logits_to_keep", 0), cache.clock.records_confidence)
+        clock.check(N)
+        check_logits_to_keep(stated.get("logits_to_keep", 0), clock.records_confidence)
         real = self._real(cache, stated.get("attention_mask"), N, m)
         if m > 1 and "position_ids" in stated:
             refuse_packed(stated["position_ids"], real)
         if m > (self.block_size or m):
             self._refuse_in_blocks(cache, stated, m)
-        if cache.policy.specification.reposition:
+        if self.attachment.policy.specification.reposition:
             self._check_positions(cache, stated, real, m)
         return inputs, real
 
@@ -141,8 +176,9 @@ class Forward:
     ) -> dict[str, Any]:
         """Begin a block, and return what the model is given for it; one logit at least."""
         part = None if real is None else real[:, first:last]
-        columns, block = cache.clock.columns, dict(given)
-        positions = cache.begin_block(part, last - first)
+        text, columns, block = cache.text, cache.text.clock.columns, dict(given)
+        text.block = text.clock.advance(part, last - first)
+        begin(text.layers, text.block)
         if last - first < m:
             for name in BY_TOKEN:
                 if block.get(name) is not None:
@@ -153,30 +189,56 @@ class Forward:
             if "logits_to_keep" in self.taken:
                 keep = given.get("logits_to_keep") or m
                 block["logits_to_keep"] = min(last - first, max(1, last - (m - keep)))
-        self._place(cache, block, positions, first_tokens=columns == 0)
+        if not text.model_counts_positions:
+            self._place(block, text.block.positions, first_tokens=columns == 0)
         block["use_cache"] = True
         block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
         return block
 
-    def _place(
-        self, cache: CompressedCache, block: dict[str, Any], positions: Tensor, first_tokens: bool
-    ) -> None:
+    def _place(self, block: dict[str, Any], positions: Tensor, first_tokens: bool) -> None:
         """Give a block the positions of its tokens, and no mask where none is read.
 
         A prompt's mask is always built, so that `attention` can refuse a mask that is not causal.
         """
-        if cache.model_counts_positions:
-            return
         if block.get("position_ids") is None and "position_ids" in self.taken:
             block["position_ids"] = positions.clamp(min=0).long() + self.first_position
         single = positions.shape[1] == 1 and not first_tokens
         routed = setting(self.configs, block, "output_router_logits", True)  # its loss reads a mask
-        if cache.masks_nothing and single and not routed and "attention_mask" in self.taken:
-            block["attention_mask"] = cache.no_mask(positions.device)
+        alike = self.attachment.masks_nothing
+        if alike and single and not routed and "attention_mask" in self.taken:
+            if self.no_mask.device != positions.device:
+                self.no_mask = self.no_mask.to(positions.device)
+            block["attention_mask"] = self.no_mask
+
+    def _check_attended(self, cache: CompressedCache) -> None:
+        """Refuse a model that did not attend through `attention` in every layer."""
+        text, layers = cache.text, cache.compressed_layers
+        text.check_open(self.attachment.closed)
+        idle = [layer.number for layer in layers if layer.waiting is not None]
+        if idle:
+            here = self.configs[-1]._attn_implementation
+            if here != IMPLEMENTATION:
+                raise ValueError(
+                    f"attn_implementation was set to {here!r} inside compress(): set it before, or "
+                    "after the context"
+                )
+            raise UnsupportedModelError(
+                f"layer {idle[0]} gives its keys to the cache and not, as they are, to the "
+                "attention function that the model is configured with (DeepSeek's MLA expands "
+                "them, JetMoE repeats them): kvlab cannot compress this model; use it without "
+                "compress()"
+            )
+        left_out = [layer.number for layer in layers if layer.block is not text.block]
+        if left_out:
+            raise UnsupportedModelError(
+                f"layer {left_out[0]}, of full attention, gave no keys to the cache in this call: "
+                "gradient checkpointing in training drops the cache, and some models leave layers "
+                "out; kvlab compresses only calls in which every such layer takes part"
+            )
 
     def _refuse_other_cache(self, given: dict[str, Any]) -> NoReturn:
         ids, running = given.get("input_ids"), getattr(self.attachment.of_thread, "runs", None)
-        held, limit = 0 if running is None else running.clock.columns, self.rereads
+        held, limit = 0 if running is None else running.text.clock.columns, self.rereads
         if ids is not None and held and limit and held <= limit < held + ids.shape[1]:
             raise ValueError(
                 f"a text of {held} tokens in the cache grows beyond "
@@ -230,14 +292,14 @@ class Forward:
             )
         if (at := given.get("position_ids")) is None:
             return
-        counted = cache.clock.following(real, m).to(at.device)
+        counted = cache.text.clock.following(real, m).to(at.device)
         same = ((at - self.first_position == counted) | (counted < 0)).all()
         message = (
             "position_ids must count the tokens of each text, 0, 1, 2, and so on, with reposition "
             "= True, which makes a token's position its place in the cache: leave them out"
         )
         if m == 1 and at.device.type != "cpu":
-            cache.clock.note(message, ~same)
+            cache.text.clock.note(message, ~same)
         elif not same:
             raise ValueError(message)
 
@@ -247,14 +309,14 @@ class Forward:
         """Mark the tokens that are not padding; None: no padding. Always None for single tokens."""
         if attention_mask is None:
             return None
-        held = cache.clock.columns
+        held = cache.text.clock.columns
         expected = (N, held + m)
         if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != expected:
             raise ValueError(
                 f"attention_mask must be a tensor of shape {expected}{how_to_go_on(held)}"
             )
         if held:
-            check_past(cache.clock, attention_mask, m)
+            check_past(cache.text.clock, attention_mask, m)
         if m == 1 and held:
             return None
         real = attention_mask[:, -m:].bool()

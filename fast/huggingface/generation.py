@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvlab.fast.huggingface.adapters import without_wrapper
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
-from kvlab.fast.huggingface.clock import PADDING, fingerprints
+from kvlab.fast.huggingface.text import PADDING, fingerprints
 
 WHOLE = (
     ": generate takes inputs_embeds of the whole text that the cache holds, and of more; give new "
@@ -24,8 +24,9 @@ WHOLE = (
 """How to go on with embeddings."""
 
 
-def checked_generate(model: Any, attachment: Attachment) -> Callable[..., Any]:
+def checked_generate(attachment: Attachment) -> Callable[..., Any]:
     """Return what replaces the model's ``generate`` inside `compress`."""
+    model = attachment.model
     original = model.generate
     signature = inspect.signature(original)
 
@@ -37,20 +38,21 @@ def checked_generate(model: Any, attachment: Attachment) -> Callable[..., Any]:
         cache = given.get("past_key_values")
         if not isinstance(cache, CompressedCache) or cache.attachment is not attachment:
             return original(*args, **kwargs)  # the model's forward refuses it
-        with cache.used():
-            cache.check_open()
-            if (held := cache.clock.columns) and (wrong := _wrong_text(cache, given)) is not None:
+        with cache.used:
+            cache.text.check_open(attachment.closed)
+            held = cache.text.clock.columns
+            if held and (wrong := _wrong_text(cache, given)) is not None:
                 embeds = given.get("inputs_embeds") is not None
                 raise ValueError(f"{wrong}{WHOLE if embeds else how_to_go_on(held)}")
-            attachment.of_thread.runs, cache.generating, cache.begins = cache, True, True
+            attachment.of_thread.runs = cache
             try:
-                result = original(*args, **kwargs)
+                with cache.text.generated():
+                    result = original(*args, **kwargs)
             finally:
-                cache.generating = cache.begins = False
                 attachment.of_thread.runs = None
             tokens = result if isinstance(result, Tensor) else result.sequences
             if len(tokens) == len(cache.clocks):
-                cache.clock.written = tokens[:, -1]
+                cache.text.clock.written = tokens[:, -1]
             return result
 
     return generate
@@ -77,7 +79,8 @@ def _check_options(model: Any, given: dict[str, Any]) -> None:
 def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
     """Say what is wrong with a text that does not continue the one in the cache."""
     ids, mask = given.get("inputs", given.get("input_ids")), given.get("attention_mask")
-    held, text, embeds = cache.clock.columns, cache.clock.text, given.get("inputs_embeds")
+    clock, embeds = cache.text.clock, given.get("inputs_embeds")
+    held, text, model = clock.columns, clock.text, cache.attachment.model
     if embeds is not None:
         return _wrong_embeddings(cache, embeds, mask)
     if ids is None or len(text) % len(ids):
@@ -88,21 +91,21 @@ def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
         return None if column is None else f"attention_mask pads otherwise in column {column}"
     if width != new:
         return f"attention_mask has {width} columns for {new} tokens"
-    if (column := _first_difference(*_alike(cache.model, text, ids), mask)) is not None:
+    if (column := _first_difference(*_alike(model, text, ids), mask)) is not None:
         return f"the text given, or its padding, is another one from column {column} on"
     return None if new > held else f"the text given has {new} tokens, of which none is new"
 
 
 def _wrong_embeddings(cache: CompressedCache, embeds: Tensor, mask: Tensor | None) -> str | None:
     """Say what is wrong with embeddings: `generate` drops as many as the cache has columns."""
-    new, held, text = embeds.shape[1], cache.clock.columns, cache.clock.text
+    new, held, text = embeds.shape[1], cache.text.clock.columns, cache.text.clock.text
     if new <= held:
         return f"inputs_embeds gives {new} tokens, of which none is new, without the text before"
     if mask is not None and mask.shape[1] != new:
         return f"attention_mask has {mask.shape[1]} columns for the {new} tokens of inputs_embeds"
     if len(text) % len(embeds):
         return None  # the model's forward refuses it
-    column = _first_difference(*_alike(cache.model, text, fingerprints(embeds)), mask)
+    column = _first_difference(*_alike(cache.attachment.model, text, fingerprints(embeds)), mask)
     return None if column is None else f"the text of inputs_embeds is another one from {column} on"
 
 

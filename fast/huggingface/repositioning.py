@@ -15,7 +15,8 @@ from kvlab.fast import methods
 from kvlab.fast.engine.step import Block
 from kvlab.fast.huggingface.agreement import evaluating, texts
 from kvlab.fast.huggingface.attachment import attached
-from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
+from kvlab.fast.huggingface.attention import UnsupportedModelError
+from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.rotary import Rotation, longest_alike, rotations
 
 POSITIONS = (1, 2**20)
@@ -68,15 +69,16 @@ def _read(model: Any, position: int) -> list[Block]:
     blocks: list[Block] = []
     ids = texts(model)[0][:1, :1]
     at = torch.full_like(ids, position)
-    cache = CompressedCache(model, methods.get("full"), lambda block, _: blocks.append(block))
+    attachment = Attachment(model, methods.get("full"), lambda block, _: blocks.append(block))
+    cache = CompressedCache(attachment)
 
     def stand(*_: Any) -> None:
-        cache.clock.columns = position  # of the cache's length Llama 4 makes its temperature
+        cache.text.clock.columns = position  # of the cache's length Llama 4 makes its temperature
 
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
     hooks = [layer.register_forward_pre_hook(stand) for layer in layers]
     try:
-        with evaluating(model), attached(model, cache, None):
+        with evaluating(model), attached(attachment, None):
             model(input_ids=ids, position_ids=at, past_key_values=cache)
     except (UnsupportedModelError, torch.OutOfMemoryError):
         raise

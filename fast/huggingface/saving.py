@@ -13,15 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DynamicCache
 
 from kvlab.fast.engine.cache import LayerCache, State
 from kvlab.fast.engine.columns import Columns
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.storage import Code, Partners, Storage
-from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.identity import ADDRESS, devices_of, identity_of, writes_to
+from kvlab.fast.huggingface.text import StreamClock, Text
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.quantise import Groups
@@ -40,32 +39,33 @@ MADE_ANEW = {("LayerCache", "columns"), ("Columns", "state")}
 @torch.inference_mode()
 def save(cache: Any, path: Path, model_name: str | None) -> None:
     """Write a `CompressedCache` to a file; errors are those of its ``save``."""
-    if not cache.clocks:
+    text, model = cache.text, cache.attachment.model
+    if not text.clock.rows:
         raise ValueError("the cache is empty: there is nothing to save")
-    if cache.model_counts_positions:
+    if text.model_counts_positions:
         raise ValueError("a text with images, whose positions only the model knows, is not saved")
-    identity = identity_of(cache.model, model_name)
-    if cache.clock.adapters != (tuple(identity["adapters"]),):
-        read = " and then ".join(map(str, cache.clock.adapters))
+    identity = identity_of(model, model_name)
+    if text.clock.adapters != (tuple(identity["adapters"]),):
+        read = " and then ".join(map(str, text.clock.adapters))
         raise ValueError(
             f"the text was read with the adapters {read}, and {tuple(identity['adapters'])} are "
             "active now: a context is saved if one choice of adapters has read all of it and is "
             "active"
         )
-    if not writes_to(cache.model).items() <= cache.read_with.items():
+    if not writes_to(model).items() <= text.read_with.items():
         raise ValueError(
             "a weight of the model was changed or replaced since the cache read its text: save "
             "before that, or reset() the cache and read the text again"
         )
-    cache.compressed.trim()
-    write = Writer(_codes_of(cache.policy))
+    text.layers.trim()
+    write = Writer(_codes_of(text.policy))
     about = {
         "version": version("kvlab"),
         "model": identity,
-        "method": _method_of(cache.policy),
-        "longest": cache.clock.longest,
-        "clock": write(cache.clock, "clock"),
-        "layers": [write(x, f"layers.{n}") for n, x in enumerate(cache.compressed.copies())],
+        "method": _method_of(text.policy),
+        "longest": text.clock.longest,
+        "clock": write(text.clock, "clock"),
+        "layers": [write(x, f"layers.{n}") for n, x in enumerate(text.layers.copies())],
         "others": [
             None if x in cache.compressed_layers else write(vars(x), f"others.{n}")
             for n, x in enumerate(cache.layers)
@@ -80,23 +80,22 @@ def save(cache: Any, path: Path, model_name: str | None) -> None:
 
 
 @torch.inference_mode()
-def load(
-    cache: Any, path: Path, model_name: str | None
-) -> tuple[Policy, StreamClock, Layers, Sequence[Any]]:
-    """Read what a cache holds, and its layers that no policy decides about."""
-    identity, devices = identity_of(cache.model, model_name), devices_of(cache.model)
+def load(cache: Any, path: Path, model_name: str | None) -> tuple[Text, Sequence[Any]]:
+    """Read the text of a cache, and its layers that no policy decides about."""
+    of, text = cache.attachment, cache.text
+    identity, devices = identity_of(of.model, model_name), devices_of(of.model)
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})[KEY])
-            policy = cache.policy_for(about["longest"]) if cache.policy_for else cache.policy
+            policy = of.policy_for(about["longest"]) if of.policy_for else of.policy
             _check_origin(about, identity, policy)
             read = Reader(file.get_tensor, _codes_of(policy), devices[None])
             clock, caches = read(about["clock"]), []
-            clock.records_confidence = cache.clock.records_confidence
+            clock.records_confidence = text.clock.records_confidence
             for layer, held in zip(cache.compressed_layers, about["layers"], strict=True):
                 read.device = devices[layer.number]
                 caches.append(_completed(read(held), policy))
-            layers = DynamicCache(config=cache.model.config).layers
+            layers = of.new_layers()
             for number, (layer, held) in enumerate(zip(layers, about["others"], strict=True)):
                 read.device = devices[number]
                 vars(layer).update(read(held) or {})
@@ -104,9 +103,9 @@ def load(
         raise ValueError(f"{path} is no compressed context, or not a whole one: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path} cannot be loaded: {error}") from None
-    compressed = Layers(policy, len(caches), cache.watch)
+    compressed = Layers(policy, len(caches), of.watch)
     compressed.take(caches)
-    return policy, clock, compressed, layers
+    return Text(policy, clock, compressed), layers
 
 
 def _completed(cache: LayerCache, policy: Policy) -> LayerCache:

@@ -74,7 +74,7 @@ def generate(
         tokens = model.generate(**inputs, **options, past_key_values=cache, streamer=timer)[0]
         memory, kept = cache.memory(), [count for (count,) in cache.kept()]
         all_bytes = full_bytes(model, cache, tokens_read=len(tokens) - 1)
-        evicts, (first,) = cache.policy.specification.evicts, cache.first_evictions
+        evicts, (first,) = cache.text.policy.specification.evicts, cache.first_evictions
     count = len(tokens) - prompt_tokens
     return Written(
         text=tokenizer.decode(tokens[prompt_tokens:], skip_special_tokens=True),

@@ -121,7 +121,7 @@ def _memory_columns(
     entries = np.mean(cache.kept(), axis=0)
     payload, overhead = cache_bytes(cache)
     seen = np.array([clock.seen for clock in cache.clocks])
-    caches, layers = cache.compressed.caches, cache.compressed.count
+    caches, layers = cache.text.layers.caches, cache.text.layers.count
     elements = np.mean([_elements(each) for each in caches]) * layers * seen
     nbytes = payload + overhead
     bits = ((8 * nbytes / elements).tolist(), (8 * payload / elements).tolist())
@@ -130,7 +130,7 @@ def _memory_columns(
 
 def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
     """Return the bytes ``[2, N]`` of elements and of scales that sequences' own entries have."""
-    caches, sequences = cache.compressed.caches, len(cache.clocks)
+    caches, sequences = cache.text.layers.caches, len(cache.clocks)
     found = np.array([(_payload_bytes(each), _overhead_bytes(each)) for each in caches])
     return found.reshape(len(caches), 2, -1, sequences).sum(axis=(0, 2))
 

@@ -271,4 +271,4 @@ def follow_with_reference(model, policy: Policy, tolerance: Tolerance) -> bool:
         model.generate(**inputs, past_key_values=cache, max_new_tokens=14, do_sample=False)
     assert set(comparison.rows) == {layer.number for layer in cache.compressed_layers}
     assert comparison.found.steps == len(comparison.rows) * (4 + 13)
-    return len(cache.compressed.groups) == 1
+    return len(cache.text.layers.groups) == 1

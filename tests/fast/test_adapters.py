@@ -51,4 +51,4 @@ def test_learned_prompts_are_refused_by_name(kind):
     with compress(model.get_base_model(), "full") as cache:
         with refused:
             model.generate(**prompts([12]), past_key_values=cache)
-        assert cache.clock.columns == 0
+        assert cache.text.clock.columns == 0

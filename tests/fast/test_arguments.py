@@ -27,7 +27,7 @@ from transformers import DynamicCache, GenerationConfig
 from kvlab.fast import compress
 from kvlab.fast.huggingface.arguments import check_past
 from kvlab.fast.huggingface.attachment import implementation
-from kvlab.fast.huggingface.clock import StreamClock
+from kvlab.fast.huggingface.text import StreamClock
 
 LENGTH, BLOCK = 6, 4
 ROBERTA = {"is_decoder": True, "pad_token_id": 1}
@@ -332,7 +332,7 @@ def test_on_an_accelerator_the_mask_of_a_single_token_is_judged_later():
     held = compress(model, "full")
     read(model, held, None, ids)
     for wrong in (False, True, False):
-        held.clock.note(message, torch.tensor(wrong))
+        held.text.clock.note(message, torch.tensor(wrong))
     fork, later = held.copy(), "^attention_mask of a single token is not the mask of the text"
     for use in (fork.check, lambda: read(model, held, None, ids), lambda: held.save("never")):
         with pytest.raises(ValueError, match=later):

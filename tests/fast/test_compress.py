@@ -132,7 +132,7 @@ def test_watching_changes_nothing(spec, beams):
     for watcher in (None, watch):
         with compress(model, spec, BUDGET, block_size=6, watch=watcher) as cache:
             found = written(model, cache, prompts([21, 13]), 10, num_beams=beams)
-            runs.append((found, cache.positions(), cache.compressed.shared))
+            runs.append((found, cache.positions(), cache.text.layers.shared))
     assert runs[0][2] == runs[1][2]
     torch.testing.assert_close(runs[1][:2], runs[0][:2], rtol=0, atol=0)
     assert all(torch.equal(now, then) for now, then in shown)
@@ -151,7 +151,7 @@ def test_tokens_between_decisions_are_observed_together(spec, most):
     model, waiting = tiny("llama"), []
 
     def look():
-        layers = cache.compressed
+        layers = cache.text.layers
         if layers.shared:
             tokens = layers.groups[0].waiting
             waiting.append(len(tokens))
@@ -322,7 +322,7 @@ def test_after_the_last_eviction_nothing_is_remembered(spec, tmp_path):
     def remembered(cache):
         return [
             (layer.state.stream, layer.columns.places.keys() - {"keys", "values", "positions"})
-            for layer in cache.compressed.caches
+            for layer in cache.text.layers.caches
         ]
 
     runs = []
@@ -356,8 +356,8 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
             copied = cache.copy()
             for held in (cache, copied):
                 layers = held.memory().layers
-                kept = len(layers) // len(held.compressed.caches)
-                for entries, memory in zip(held.compressed.caches, layers[::kept], strict=True):
+                kept = len(layers) // len(held.text.layers.caches)
+                for entries, memory in zip(held.text.layers.caches, layers[::kept], strict=True):
                     allocated = sum(x.untyped_storage().nbytes() for x in tensors(entries))
                     assert kept * memory.total == allocated
 
@@ -442,7 +442,7 @@ def test_a_failed_step_is_not_continued():
             model(**inputs, past_key_values=cache)
         with pytest.raises(ValueError, match="call reset"):
             model(**inputs, past_key_values=cache)
-        cache.watch = None
+        cache.attachment.watch = None
         cache.reset()
         model(**inputs, past_key_values=cache)
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from kvlab.fast import compress, twin_of
 from kvlab.fast.engine.policy import Score
 from kvlab.fast.engine.twins import TWINS
-from kvlab.fast.huggingface.cache import UnsupportedModelError
+from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.reference import methods, prefill, random_stream, record_trace, run_stream
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.replay import check_replay

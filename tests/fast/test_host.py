@@ -192,7 +192,7 @@ def test_a_method_writes_the_same_with_and_without_twins(spec, beams):
     for each in (alone, chosen):
         with compress(model, each, block_size=6) as cache:
             found.append((written(model, cache, inputs, 8, **options), cache.positions()))
-            assert each is chosen or not cache.compressed.shared
+            assert each is chosen or not cache.text.layers.shared
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
 
 
@@ -201,9 +201,9 @@ def test_memory_counts_what_lies_on_the_host():
     remembered = policy(without_twins(methods.get("snapkv@window=3", 8).score))
     with compress(model, remembered) as cache:
         written(model, cache, prompts([9]), 4)
-        states = cache.compressed.caches[0].state.stream[host.STREAM]
+        states = cache.text.layers.caches[0].state.stream[host.STREAM]
         queries = sum(x.nbytes for state in states for x in state.values())
-        columns = sum(cache.compressed.caches[0].columns.nbytes.values())
+        columns = sum(cache.text.layers.caches[0].columns.nbytes.values())
         assert cache.memory().layers[0].total == columns + queries > columns
 
 

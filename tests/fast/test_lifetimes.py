@@ -22,9 +22,9 @@ def _cycles_stay():
 
 def parts_of(cache) -> list[ref]:
     """Everything that holds tensors of a cache, and the tensors of its entries."""
-    layers = cache.compressed.caches
+    layers = cache.text.layers.caches
     buffers = [buffer for layer in layers for buffer in layer.columns.buffers.values()]
-    found = (cache, *cache.layers, cache.clock, *cache.compressed.groups, *layers, *buffers)
+    found = (cache, *cache.layers, cache.text.clock, *cache.text.layers.groups, *layers, *buffers)
     return [ref(each) for each in found]
 
 

@@ -166,5 +166,5 @@ def test_caches_are_where_their_layers_are(spec):
     assert_same(fast_run(model, policy, problem(), 5), expected)
     with compress(model, "full") as cache:
         written(model, cache, {"input_ids": torch.tensor([problem()])}, 5)
-        devices = [each.positions.device.type for each in cache.compressed.caches]
+        devices = [each.positions.device.type for each in cache.text.layers.caches]
     assert devices == ["cuda", "cuda", "cpu", "cpu"]

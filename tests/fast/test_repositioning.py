@@ -98,7 +98,9 @@ def test_every_layer_is_asked_for_itself():
     model = model_of("smollm3", "SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0])
     with compress(model, METHOD, BUDGET) as cache:
         vectors, by = torch.ones(1, 16), torch.tensor([3])
-        moved = [not torch.equal(one(vectors, by), vectors) for one in cache.rotations or ()]
+        moved = [
+            not torch.equal(one(vectors, by), vectors) for one in cache.attachment.rotations or ()
+        ]
     assert moved == [True, False, True, False]
 
 

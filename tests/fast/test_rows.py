@@ -137,7 +137,7 @@ def test_a_copy_and_moved_rows_know_where_their_own_values_lie():
                 fed(model, held, tokens[:, i : i + 1])
             for order in ([0, 1], [1, 0]):
                 held.reorder_cache(torch.tensor(order))
-                for entries in held.compressed.caches:
+                for entries in held.text.layers.caches:
                     tables = entries.tables()
                     assert tables is not None and len(tables[0]) > 1
                     keys, values, found = tables

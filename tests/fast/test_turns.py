@@ -12,7 +12,7 @@ from sampling import diagonal
 from tolerances import FLOAT64
 
 from kvlab.fast import compress
-from kvlab.fast.huggingface.clock import AHEAD
+from kvlab.fast.huggingface.text import AHEAD
 from kvlab.reference import methods
 
 BUDGET = 12

@@ -106,6 +106,6 @@ def compare(model: Any, spec: str, budget: int | None, text: Mapping[str, Any]) 
     figures |= {"prompt": int(prompt), "step": int(before[prompt])}
     length, steps = len(text["prompts"][0]), wanted.shape[1]
     counts = [tokens_after(first, length, steps) for first in cache.first_evictions]
-    evicts = cache.policy.specification.evicts
+    evicts = cache.text.policy.specification.evicts
     after = After(sum(counts), wanted.numel(), "tokens") if evicts else None
     return {**figures, "mean": mean, "largest": largest, "after_eviction": after}

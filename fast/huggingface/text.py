@@ -1,7 +1,10 @@
-"""Where a batch stands in its token streams, and how sure the model was of each token."""
+"""The text that a cache holds: its state, its clock, and how sure the model was of each token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
+from enum import Enum
+from threading import RLock
 from typing import Any
 
 import torch
@@ -9,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.layers import Layers, Watch
+from kvlab.fast.engine.policy import Policy
 from kvlab.reference.observation import Clock
 
 AHEAD = 64
@@ -21,6 +26,122 @@ FINGERPRINTS = 2**30
 
 STATE = ("_text", "_last", "_prompt", "_confidence", "_next_confidence", "written")
 """Tensors with the batch axis in front."""
+
+
+class State(Enum):
+    """What is done with a text now; `docs/compress.md` draws what changes it."""
+
+    READY = "no call of the model or of `generate` runs"
+    GIVEN = "`generate` is about to give the model a text"
+    WRITING = "`generate` gives the model what it writes, token by token"
+    RUNNING = "a call of the model runs"
+    BROKEN = "a call of the model failed in the middle"
+
+
+class Text:
+    """What a cache holds of one text: how far it is, and the entries that the policy keeps."""
+
+    def __init__(self, policy: Policy, clock: "StreamClock", layers: Layers) -> None:
+        self.state = State.READY
+        self.policy, self.clock, self.layers = policy, clock, layers
+        self.block: BatchClock | None = None
+        """The clock of the running block, or of the last one."""
+        self.read_with: dict[int, int] = {}
+        """`writes_to` the model when it read the first tokens."""
+        self.model_counts_positions = False
+        """Whether the prompt has images: then the model knows what their positions are."""
+
+    @classmethod
+    def empty(cls, policy: Policy, count: int, watch: Watch | None) -> "Text":
+        """Return a text without tokens in so many compressed layers."""
+        clock = StreamClock(watch is not None or policy.uses_confidence)
+        return cls(policy, clock, Layers(policy, count, watch))
+
+    def copied(self) -> "Text":
+        """Return a text that goes on apart from this one."""
+        other = copy(self)
+        other.state = State.READY
+        other.clock, other.layers = self.clock.copied(), self.layers.copied()
+        return other
+
+    @contextmanager
+    def generated(self) -> Iterator[None]:
+        """Let `generate` continue the text, first with what it is given."""
+        self.state = State.GIVEN
+        try:
+            yield
+        finally:
+            if self.state is not State.BROKEN:
+                self.state = State.READY
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the model on the next tokens; after an error nobody knows what the layers hold."""
+        after = State.READY if self.state is State.READY else State.WRITING
+        self.state = State.RUNNING
+        try:
+            yield
+        except BaseException:
+            self.state = State.BROKEN
+            raise
+        self.state = after
+
+    def check_whole(self) -> None:
+        """Raise ValueError if the text is not one that can go on now."""
+        if self.state is State.BROKEN:
+            raise ValueError("the last step failed in the middle: call reset() on this cache")
+        if self.state is State.RUNNING:
+            raise ValueError("a step is running: use the cache between two calls of the model")
+
+    def check_open(self, closed: bool) -> None:
+        """Raise ValueError if the context of `compress` has ended, as ``closed`` says."""
+        if closed and self.state in (State.READY, State.BROKEN):
+            raise ValueError(
+                "the context of compress() that gave this cache has ended: call compress() again, "
+                "and give the model the cache that it returns"
+            )
+        if closed:
+            raise ValueError(
+                "the context of compress() has ended while the model was generating in it: wait "
+                "for the thread that generates inside the context"
+            )
+
+    def running_block(self, closed: bool) -> BatchClock:
+        """Return the clock of the running block; ValueError outside of a call of the model."""
+        if closed:
+            self.check_open(closed)
+        if self.state is not State.RUNNING or self.block is None:
+            raise ValueError("call the model itself inside compress(), not a part of it")
+        return self.block
+
+    def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
+        """Note that a block of ``m`` columns is done, and which sequences lost entries."""
+        method, clock = self.policy.specification, self.clock
+        if method.evicts and None in clock.first_evictions:
+            clock.note_evictions(self.layers.fewest, method.evict_before_attend)
+        clock.end_block(logits, m)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+        """Apply one change of the batch axis; ``order`` is the same change as indices."""
+        self.layers.map_rows(change, order)
+        self.clock.map_rows(change, order)
+
+
+class OneThread:
+    """Keeps all threads but one away from a cache: others are refused, and do not wait."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ValueError(
+                "this cache is in use by another thread: wait for the thread to end, or give every "
+                "thread a cache of its own, cache.copy()"
+            )
+
+    def __exit__(self, *_: Any) -> None:
+        self._lock.release()
 
 
 class StreamClock:
