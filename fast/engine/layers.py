@@ -19,12 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.ambient import without_autocast
-from kvlab.fast.engine.batch import BatchClock
-from kvlab.fast.engine.cache import LayerCache, LayerMemory
+from kvlab.fast.engine.cache import BatchClock, LayerCache, LayerMemory
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.kernels.attention import logits, softmax, visible
+from kvlab.fast.kernels.attention import logits, softmax, visible, without_autocast
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 
@@ -113,6 +111,12 @@ class Group:
         """Tokens that the score has not observed yet."""
         self.step: Step | None = None
         self.prompt: Tensor | None = None
+
+    def close_step(self) -> None:
+        """End the step; if the score observes it later, its queries are kept."""
+        step, self.step = self.step, None
+        assert step is not None
+        step.blocks, step.view, step.outputs, step.attended = step.blocks[-1:], None, [], []
 
     def clock_of_all_rows(self, clock: BatchClock) -> BatchClock:
         """Return the clock of all rows of the cache."""

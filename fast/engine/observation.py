@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.batch import BatchClock
-from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.cache import BatchClock, LayerCache
 from kvlab.fast.kernels.attention import (
     Reduction,
     attend,

@@ -15,14 +15,12 @@ from typing import TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.batch import BatchClock, KeepSet
-from kvlab.fast.engine.cache import LayerCache, State
+from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache, State
 from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.twins import Twin, twin_of
 from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
-from kvlab.reference.checks import check_protected
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
 
@@ -189,6 +187,11 @@ class Policy:
         return any(part.on_host for part in (self.score, self.protect, self.budget))
 
     @cached_property
+    def may_wait(self) -> bool:
+        """Whether the score may observe a single token later."""
+        return self.is_plain and self.needs.may_wait and not self.needs.hidden_states
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether entries stay as they came, and PyTorch parts alone decide, after attention."""
         early = self.specification.evict_before_attend or self.specification.reposition
@@ -285,7 +288,6 @@ class Entries(Budget[reference.Entries]):
     """At most ``budget`` entries per KV head and layer."""
 
     def room(self, clock: Clock, entries: int, protected: int) -> int:
-        check_protected(self.spec.budget, protected)
         return self.spec.budget - protected
 
 

@@ -1,10 +1,13 @@
 """One step, from top to bottom: append a block, attend, observe, decide, apply the decision.
 
-For one layer, or for all layers that share a cache: these attend one after the other, and observe,
-decide and apply together at the end of the step. Nothing in a step of decoding waits for the
-device: how many entries a sequence has, and how many it evicts, follows from the clock alone. Where
-a method's rule depends on data (DesireKV spares doubtful tokens), the host waits only at the steps
-where that method decides.
+`begin` comes before all layers of the model, `attend` is called once for each of them, and `finish`
+ends the step. A layer that has a cache to itself ends its step within `attend`. Layers that share a
+cache, and layers that decide together, end it after the last of them: what was one operation per
+layer is then one for all.
+
+Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many it
+evicts, follows from the clock alone. Where a method's rule depends on data (DesireKV spares
+doubtful tokens), the host waits only at the steps where that method decides.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.ambient import without_autocast
-from kvlab.fast.engine.batch import BatchClock, KeepSet
-from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
 from kvlab.fast.engine.layers import (
     MOST_WAITING,
     Block,
@@ -39,9 +40,10 @@ from kvlab.fast.engine.observation import (
     parts,
 )
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.kernels.attention import softmax, visible, weighted_values
+from kvlab.fast.kernels.attention import softmax, visible, weighted_values, without_autocast
 from kvlab.fast.kernels.keep import first_to_go, keep_slots
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
+from kvlab.reference.checks import check_protected
 
 
 @without_autocast()
@@ -56,11 +58,10 @@ def begin(layers: Layers, clock: BatchClock) -> None:
 def _open(group: Group, clock: BatchClock) -> None:
     """Begin the step of a group; where layers share a cache, open slots for their token."""
     policy, cache = group.policy, group.cache
-    single, due, needs = clock.positions.shape[1] == 1, policy.due(clock), policy.needs
+    single, due = clock.positions.shape[1] == 1, policy.due(clock)
     reads = policy.reads(clock) != "none"
-    may_wait = single and needs.may_wait and not needs.hidden_states
-    may_wait = may_wait and policy.is_plain and not cache.triton
-    waits = reads and may_wait and cache.counts != () and not any(due)
+    waits = single and reads and policy.may_wait and not cache.triton
+    waits = waits and cache.counts != () and not any(due)
     if not single:
         group.catch_up()
     every = group.clock_of_all_rows(clock)
@@ -74,29 +75,20 @@ def _open(group: Group, clock: BatchClock) -> None:
 
 @without_autocast()
 def attend(layers: Layers, place: int, block: Block) -> Queries:
-    """Append the block of the layer ``place`` among these, and return its attention output.
-
-    A layer that has a cache to itself ends its step here.
-    """
-    group = layers.groups[0 if layers.shared else place]
-    if not layers.shared:
+    """Append the block of the layer ``place`` among these, and return its attention output."""
+    policy, shared = layers.policy, layers.shared
+    group = layers.groups[0 if shared else place]
+    if not shared:
         _open(group, block.clock)
-    step, policy, cache = group.step, layers.policy, group.cache
+    step, cache = group.step, group.cache
     assert step is not None
-    if not layers.shared:
-        clock = step.clock
-        cache.append(block.keys, block.values, clock)
-        only_block = len(cache) == block.keys.shape[2]
-        step.view = view = LayerView(cache, block.softcap, only_block=only_block)
+    if shared:
+        view = _written(step, cache, place, block)
     else:
-        sequences, reused = len(block.clock.rows), step.reused
-        first = place * sequences
-        new = {"keys": block.keys, "values": block.values}
-        cache.columns.write(new, first, None if reused is None else reused[place])
-        view = LayerView(cache, block.softcap, (first, sequences))
-    queries = block.queries
-    if queries.dtype != cache.dtype:
-        queries = queries.to(cache.dtype)
+        cache.append(block.keys, block.values, step.clock)
+        only_block = len(cache) == block.keys.shape[2]
+        view = step.view = LayerView(cache, block.softcap, only_block=only_block)
+    queries = block.queries.to(cache.dtype)
     if policy.specification.reposition:
         queries, view = reposition(queries, view, block)
         step.view = view
@@ -110,28 +102,54 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
         seen = group.observation(step, step.clock, queries)
         output, attended, step.observed = attend_in_parts(policy, seen)
     step.attended.append(attended)
-    if output.dtype != block.keys.dtype:
-        output = output.to(block.keys.dtype)
-    step.outputs.append(output)
+    step.outputs.append(output := output.to(block.keys.dtype))
     if not layers.end_together:
         return finish(layers, place)
-    if not layers.shared and place == layers.count - 1:
+    if not shared and place == layers.count - 1:
         finish(layers)
     return output
+
+
+def _written(step: Step, cache: LayerCache, place: int, block: Block) -> LayerView:
+    """Write a layer's keys and values into its rows of a shared cache; return these rows."""
+    sequences, reused = len(block.clock.rows), step.reused
+    first = place * sequences
+    new = {"keys": block.keys, "values": block.values}
+    cache.columns.write(new, first, None if reused is None else reused[place])
+    return LayerView(cache, block.softcap, (first, sequences))
 
 
 @without_autocast()
 def finish(layers: Layers, place: int = 0) -> Queries:
     """End a step: the score observes, the policy decides, and the decision is applied.
 
-    ``place`` is the layer's where it has a cache to itself; layers that share one, or decide
-    together, end together. Return the last layer's output, over the kept entries if the policy
-    evicts before attending.
+    ``place`` is the layer's where it ends its step alone. Return the last layer's output, over the
+    kept entries if the policy evicts before attending.
     """
+    policy, watch, output = layers.policy, layers.watch, None
     groups = layers.groups if layers.end_together else [layers.groups[place]]
     seen = [_observe(group) for group in groups]
-    outputs = [_end(layers, *each, seen) for each in zip(groups, seen, strict=True)]
-    return outputs[-1]
+    for group, block_seen in zip(groups, seen, strict=True):
+        step, decision, positions = group.step, None, None
+        assert step is not None
+        if watch is not None:
+            positions = group.cache.positions.clone()
+        if block_seen is not None and any(step.due):
+            decision = decide(policy, block_seen, step.due, seen)
+        if watch is not None and decision is not None:
+            decision = decision.copied()
+        if block_seen is not None:
+            survivors = apply(policy, block_seen, decision)
+            if survivors is not None:
+                step.outputs = [survivors.to(step.outputs[0].dtype)]
+            if policy.ended(step.clock):
+                group.cache.release_state()
+        if watch is not None and positions is not None:
+            _show(group, watch, step, positions, decision)
+        output = step.outputs[-1]
+        group.close_step()
+    assert output is not None
+    return output
 
 
 def _observe(group: Group) -> Observation | None:
@@ -139,7 +157,7 @@ def _observe(group: Group) -> Observation | None:
 
     None if the score observes the block later.
     """
-    step, cache = group.step, group.cache
+    step, policy = group.step, group.policy
     assert step is not None
     if step.waits:
         group.waiting.append(step)
@@ -149,38 +167,9 @@ def _observe(group: Group) -> Observation | None:
         return None
     seen = group.observation(step, step.clock, joined(step.queries))
     seen.attended = Attended.of_all(step.attended)
-    if not step.observed and group.policy.observes(step.clock):
-        group.policy.score.observe(cache.state, seen)
+    if not step.observed and policy.observes(step.clock):
+        policy.score.observe(group.cache.state, seen)
     return seen
-
-
-def _end(
-    layers: Layers,
-    group: Group,
-    seen: Observation | None,
-    of_layers: Sequence[Observation | None],
-) -> Queries:
-    """End the step of a group, of which ``seen`` is what the policy decides about now."""
-    policy, cache, watch = layers.policy, group.cache, layers.watch
-    (step, group.step), decision, positions = (group.step, None), None, None
-    assert step is not None
-    if watch is not None:
-        positions = cache.positions.clone()
-    if seen is not None:
-        every = [each for each in of_layers if each is not None]
-        decision = decide(policy, seen, step.due, every) if any(step.due) else None
-        if watch is not None and decision is not None:
-            decision = decision.copied()
-        survivors = apply(policy, seen, decision)
-        if survivors is not None:
-            step.outputs = [survivors.to(step.outputs[0].dtype)]
-        if policy.ended(step.clock):
-            cache.release_state()
-    if watch is not None and positions is not None:
-        _show(group, watch, step, positions, decision)
-    output = step.outputs[-1]
-    step.blocks, step.view, step.outputs, step.attended = step.blocks[-1:], None, [], []
-    return output
 
 
 @dataclass(frozen=True)
@@ -203,56 +192,60 @@ def decide(
     policy: Policy,
     seen: Observation,
     due: Sequence[bool],
-    of_layers: Sequence[Observation] = (),
+    of_layers: Sequence[Observation | None] = (),
 ) -> Decision | None:
     """Return what is kept: protected entries and the best of the rest; None if nothing is to do.
 
     ``of_layers``: what every layer saw, where layers decide together and have a cache each.
     """
-    cache, precision = seen.cache, policy.precision
+    cache, quantises = seen.cache, policy.precision.quantises
     protected_entries = once(lambda: policy.protect.protected(seen))
     leaving, room = plan(policy, seen, due, protected_entries)
-    if not any(leaving) and not precision.quantises:
-        return None
+    if not any(leaving):
+        every = KeepSet(_every_slot(seen), cache.counts)
+        return Decision(None, protected_entries(), every) if quantises else None
     protected = protected_entries()
-    scores = None
-    if any(leaving):
-        candidates = None if protected is None else ~protected
-        scores = _rated(policy, seen, of_layers, candidates, room)
-    elif cache.ordered and not cache.ragged:
-        every = torch.arange(len(cache), device=seen.positions.device)
-        return Decision(None, protected, KeepSet(every.expand_as(seen.positions), cache.counts))
-    in_place = not precision.quantises and not policy.specification.evict_before_attend
-    if in_place and scores is not None and not cache.ragged and set(leaving) == {1}:
+    candidates = None if protected is None else ~protected
+    if policy.joins_layers:
+        scores = _mean_over_layers(policy, of_layers or [seen], candidates, room)
+    else:
+        scores = policy.score.score(cache.state, seen, candidates, room)
+    in_place = not (quantises or cache.ragged or policy.specification.evict_before_attend)
+    if in_place and set(leaving) == {1}:
         slot, lowest = first_to_go(scores, protected, seen.positions)
         _note_lowest(cache, lowest)
         return Decision(scores, protected, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
-    worth = seen.positions.to(seen.queries.dtype) if scores is None else scores
-    lowest = worth.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
+    lowest = scores.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
     _note_lowest(cache, lowest.amin(-1, keepdim=True))
     kept = [count - gone for count, gone in zip(cache.counts, leaving, strict=True)]
-    slots = keep_slots(worth, protected, seen.positions, kept, cache.ordered)
+    slots = keep_slots(scores, protected, seen.positions, kept, cache.ordered)
     return Decision(scores, protected, KeepSet(slots, kept))
 
 
-def _rated(
+def _every_slot(seen: Observation) -> Int[Tensor, "N G kept"]:
+    """Return the slots of all entries in ascending position."""
+    cache, positions = seen.cache, seen.positions
+    if cache.ordered and not cache.ragged:
+        return torch.arange(len(cache), device=positions.device).expand_as(positions)
+    return positions.argsort(dim=-1)[:, :, len(cache) - max(cache.counts) :]
+
+
+def _mean_over_layers(
     policy: Policy,
-    seen: Observation,
-    of_layers: Sequence[Observation],
+    of_layers: Sequence[Observation | None],
     candidates: Marks | None,
     room: Sequence[int],
 ) -> Scores:
-    """Rate the entries; layers that decide together, whose slots are alike, by their mean."""
+    """Rate the entries of layers that decide together, whose slots are alike, by their mean."""
+    every = [seen for seen in of_layers if seen is not None]
 
-    def rated(each: Observation) -> Scores:
-        return policy.score.score(each.cache.state, each, candidates, room)
+    def rated(seen: Observation) -> Scores:
+        return policy.score.score(seen.cache.state, seen, candidates, room)
 
-    if not policy.joins_layers:
-        return rated(seen)
-    if seen.cache.layers == 1:
-        every = of_layers or [seen]
-        return seen.clock.once("mean", lambda: torch.stack([rated(each) for each in every]).mean(0))
-    scores = rated(seen).unflatten(0, (seen.cache.layers, -1))
+    (first, *_), layers = every, every[0].cache.layers
+    if layers == 1:
+        return first.clock.once("mean", lambda: torch.stack([rated(x) for x in every]).mean(0))
+    scores = rated(first).unflatten(0, (layers, -1))
     return scores.mean(dim=0, keepdim=True).expand_as(scores).flatten(0, 1)
 
 
@@ -282,18 +275,20 @@ def plan(
             marked = protected_entries()
             assert marked is not None
             protected, shared = int((marked & seen.present)[number].sum(dim=-1).max()), False
-        stay = entries - (protected or 0)
+        protected = protected or 0
+        places = candidates = entries - protected
         if due[number]:
-            places = policy.budget.room(row, entries, protected or 0)
+            places = policy.budget.room(row, entries, protected)
             if places is None:
                 layer, shared = seen.numbers[number // cache.sequences], False
-                given = entries, protected or 0, layer, seen.layers
+                given = entries, protected, layer, seen.layers
                 places = policy.budget.room_of_layer(row, *given)
             if places is None:
                 places = policy.budget.room_in(seen, number, protected_entries())
-            stay = min(stay, places)
-        room.append(stay)
-        leaving.append(entries - (protected or 0) - stay)
+            if places < 0:
+                check_protected(places + protected, protected)
+        room.append(min(candidates, places))
+        leaving.append(candidates - room[-1])
     if shared:
         clock.memo[key] = leaving, room
     return leaving, room

@@ -20,7 +20,7 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.step import Block, attend
 from kvlab.fast.kernels.attention import compute_dtype
 

@@ -212,7 +212,7 @@ class Forward:
 
     def _check_attended(self, cache: CompressedCache) -> None:
         """Refuse a model that did not attend through `attention` in every layer."""
-        text, layers = cache.text, cache.compressed_layers
+        text, layers = cache.text, [cache.layers[n] for n in self.attachment.compressed]
         text.check_open(self.attachment.closed)
         idle = [layer.number for layer in layers if layer.waiting is not None]
         if idle:

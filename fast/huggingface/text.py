@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.layers import Layers, Watch
 from kvlab.fast.engine.policy import Policy
 from kvlab.reference.observation import Clock

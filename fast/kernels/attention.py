@@ -3,6 +3,9 @@
 Axes as in `kvlab.reference.notation`, with the batch ``N`` in front.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Literal
 
 import torch
@@ -19,6 +22,22 @@ Reduction = GroupReduction | Literal["none", "skip"]
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
     """Return the format of logits, probabilities and scores: float64 for float64, else float32."""
     return torch.promote_types(stored, torch.float32)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Compute in the number formats of the operands, also where `torch.autocast` is on."""
+    with ExitStack() as stack:
+        for kind in _device_types():
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@cache
+def _device_types() -> tuple[str, ...]:
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 def visible(

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from kvlab.fast.engine.batch import BatchClock, KeepSet
-from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.observation import Attended, LayerView, Observation
 from kvlab.fast.engine.policy import Elapsed, Policy

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import KeepSet
-from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.cache import KeepSet, LayerCache
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Entries, Precision, Protect
 from kvlab.fast.engine.storage import EMPTY, Storage

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import KeepSet
-from kvlab.fast.engine.cache import LayerCache, State
+from kvlab.fast.engine.cache import KeepSet, LayerCache, State
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Budget, Precision, Protect, Score
 from kvlab.fast.engine.storage import EMPTY

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvlab.fast.engine.batch import BatchClock, KeepSet
-from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Precision
 from kvlab.fast.engine.storage import Code

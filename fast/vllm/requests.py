@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.batch import BatchClock
-from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.cache import BatchClock, LayerCache
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
 from kvlab.fast.engine.step import apply, decide
 from kvlab.fast.kernels.attention import logits, softmax, visible, weighted_values

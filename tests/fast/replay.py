@@ -15,8 +15,7 @@ import torch
 from models import prompts
 
 from kvlab.fast import compress
-from kvlab.fast.engine.batch import BatchClock
-from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.cache import BatchClock, LayerCache
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import Block, attend, begin, finish
 from kvlab.fast.methods import port

@@ -11,7 +11,7 @@ from sampling import sampled
 from tolerances import FLOAT32_SCORES
 
 from kvlab.fast import compress, methods
-from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import Block, attend, begin, finish
 from kvlab.fast.huggingface import agreement

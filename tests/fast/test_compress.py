@@ -17,7 +17,7 @@ from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
 from kvlab.fast.engine import observation
-from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.layers import MOST_WAITING
 from kvlab.fast.engine.observation import LayerView, Observation
 from kvlab.fast.engine.port import port
