@@ -6,8 +6,7 @@ classes are used as they are.
 
 | module | process | what it does |
 |---|---|---|
-| `settings` | all | what was configured, and what is refused |
-| `points` | all | what of vLLM is used, so that another version is refused by name |
+| `settings`, `points` | all | what was configured; what is refused, other versions too |
 | `backend` | worker | the platform's attention, over the kept blocks |
 | `requests`, `blocks` | worker | what a request's score remembers; decisions; reading blocks |
 | `connector` | both | says to the worker who is in its batch, to the scheduler what was evicted |
@@ -18,8 +17,12 @@ import logging
 
 CONNECTOR = "KvlabConnector"
 """Name of the connector, for vLLM's ``kv_transfer_config``."""
-WRAPPED = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
-"""Attention backends that are wrapped; those for GPUs were never run."""
+WRAPPED = {
+    "CPU_ATTN": "CPUAttentionBackend",
+    "FLASH_ATTN": "FlashAttentionBackend",
+    "TRITON_ATTN": "TritonAttentionBackend",
+}
+"""Attention backends that are wrapped, and their classes; those for GPUs were never run."""
 
 
 def register() -> None:

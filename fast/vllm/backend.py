@@ -3,7 +3,6 @@
 Keys are rotated before they are stored, so nothing but the table and the lengths changes.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -13,26 +12,6 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 from kvlab.fast.vllm import WRAPPED
 from kvlab.fast.vllm.settings import Settings, UnsupportedError, settings_of
 
-OWN = {
-    "CPU_ATTN": ("cpu_attn", "CPUAttention"),
-    "FLASH_ATTN": ("flash_attn", "FlashAttention"),
-    "TRITON_ATTN": ("triton_attn", "TritonAttention"),
-}
-"""Module and class names of vLLM's backends."""
-
-
-@dataclass(frozen=True)
-class Offered:
-    """What metadata were built from, so that they can be built again for fewer blocks."""
-
-    builder: Any
-    common: Any
-
-    def again(self, **changed: Any) -> Any:
-        """Return metadata for another table and other lengths."""
-        common = self.common.replace(**changed)
-        return super(Evicting, self.builder).build(0, common)
-
 
 class Evicting:
     """Mixed into a builder of metadata."""
@@ -41,8 +20,12 @@ class Evicting:
         """Build what the platform builds, and note from what."""
         build = super().build  # type: ignore[misc]
         metadata = build(common_prefix_len, common_attn_metadata, *args, **given)
-        metadata.kvlab = Offered(self, common_attn_metadata)
+        metadata.kvlab = self, common_attn_metadata
         return metadata
+
+    def build_again(self, common: Any, **changed: Any) -> Any:
+        """Build metadata for another table and other lengths."""
+        return super().build(0, common.replace(**changed))  # type: ignore[misc]
 
     def use_cascade_attention(self, *args: Any, **given: Any) -> bool:
         """Read no prefix apart: the table of each request is its own."""
@@ -58,34 +41,22 @@ class Observed:
             if getattr(self, name, None) is not None:
                 raise UnsupportedError(f"kvlab: no score reads attention with {name}")
 
-    def forward(
-        self,
-        layer: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        kv_cache: Any,
-        attn_metadata: Any,
-        *args: Any,
-        **given: Any,
-    ) -> Any:
+    def forward(self, layer: Any, query: Any, *given: Any, **named: Any) -> Any:
         """Attend to the kept blocks, and note the queries."""
-        forward = super().forward  # type: ignore[misc]
-        batch = None
-        if attn_metadata is not None and has_kv_transfer_group():
-            batch = get_kv_transfer_group().requests.batch(attn_metadata)
+        *tensors, metadata = given  # key, value, the layer's blocks
+        forward, batch = super().forward, None  # type: ignore[misc]
+        if metadata is not None and has_kv_transfer_group():
+            batch = get_kv_transfer_group().requests.batch(metadata)
         if batch is None:
-            return forward(layer, query, key, value, kv_cache, attn_metadata, *args, **given)
-        found = forward(layer, query, key, value, kv_cache, batch.metadata, *args, **given)
+            return forward(layer, query, *tensors, metadata, **named)
+        found = forward(layer, query, *tensors, batch.metadata, **named)
         batch.attended(self, layer, query)
         return found
 
 
 def wrapped(name: str) -> type:
     """Return one of vLLM's backends, which evicts blocks if that is configured."""
-    module, prefix = OWN[name]
-    found = import_module(f"vllm.v1.attention.backends.{module}")
-    own = getattr(found, f"{prefix}Backend")
+    own = getattr(import_module(f"vllm.v1.attention.backends.{name.lower()}"), WRAPPED[name])
 
     class Backend(own):
         """The platform's backend, or parts that evict blocks where kvlab is configured."""

@@ -1,7 +1,8 @@
 """Reading keys and values out of vLLM's blocks, whose inner order is the kernel's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +12,6 @@ from kvlab.fast.kernels.notation import Vectors
 
 DIGIT = 128
 """Digits and 1 + a digit are exact in every number format of a cache."""
-
-Write = Callable[[Tensor, Tensor], Tensor]
-"""Writes keys and values ``[block, G, d]`` to an empty block, and returns the block."""
 
 
 @dataclass(frozen=True)
@@ -26,29 +24,27 @@ class Layout:
     values: Int[Tensor, " numbers"]
 
     @classmethod
-    def found(cls, write: Write, shape: tuple[int, int, int], like: Tensor) -> "Layout":
-        """Find it by writing patterns; ValueError if a number has no place of its own.
-
-        ``like`` has the number format and the device of the cache.
-        """
-        count = shape[0] * shape[1] * shape[2]
-        numbers = torch.arange(count, device=like.device)
-        zeros = like.new_zeros(shape)
-        digits, base = [], 1
-        while base < count:
-            digits.append((base, (numbers // base % DIGIT + 1).to(like.dtype).view(shape)))
-            base *= DIGIT
+    def found(cls, attention: Any, layer: Any, cache: Tensor) -> "Layout":
+        """Find it by letting a layer's attention write patterns; ValueError if that fails."""
+        heads, d = attention.num_kv_heads, attention.head_size
+        shape = (cache[0].numel() // (2 * heads * d), heads, d)
+        numbers = torch.arange(cache[0].numel() // 2, device=cache.device)
+        slots, zeros = torch.arange(shape[0], device=cache.device), cache.new_zeros(shape)
         places = []
-        for pair in (lambda x: (x, zeros), lambda x: (zeros, x)):
-            written = torch.stack([write(*pair(digit)).flatten() for _, digit in digits])
-            (where,) = (written > 0).all(dim=0).nonzero(as_tuple=True)
-            bases = torch.tensor([base for base, _ in digits], device=like.device)
-            number = ((written[:, where].long() - 1) * bases[:, None]).sum(dim=0)
-            index = numbers.new_full((count,), -1)
-            index[number] = where
-            if len(where) != count or (index < 0).any():
+        for of_keys in (True, False):
+            number, where, base = torch.zeros_like(numbers), numbers[:0], 1
+            while base < len(numbers):
+                digit = (numbers // base % DIGIT + 1).to(cache.dtype).view(shape)
+                block = cache.new_zeros((1, *cache.shape[1:]))
+                given = (digit, zeros) if of_keys else (zeros, digit)
+                attention.do_kv_cache_update(layer, *given, block, slots)
+                (where,) = block.flatten().nonzero(as_tuple=True)
+                if len(where) != len(numbers):
+                    break
+                number, base = number + (block.flatten()[where].long() - 1) * base, base * DIGIT
+            if not torch.equal(number.sort().values, numbers):
                 raise ValueError("the attention backend does not store keys and values as given")
-            places.append(index)
+            places.append(where[number.argsort()])
         return cls(shape, *places)
 
     def read(

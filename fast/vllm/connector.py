@@ -30,7 +30,7 @@ class Places(KVConnectorMetadata):
 
 @dataclass
 class Evictions(KVConnectorWorkerMetadata):
-    """Worker to scheduler: request, turn, and the numbers of its blocks that were evicted."""
+    """Worker to scheduler: request, turn, numbers of its blocks that were evicted."""
 
     blocks: list[tuple[str, int, tuple[int, ...]]]
 
@@ -73,10 +73,7 @@ class KvlabConnector(KVConnectorBase_V1):
     @property
     def manager(self) -> EvictingManager:
         """The manager of the blocks."""
-        assert self._kv_cache_manager is not None
-        (manager,) = self._kv_cache_manager.coordinator.single_type_managers
-        assert isinstance(manager, EvictingManager)
-        return manager
+        return self._kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[union-attr]
 
     def on_new_request(self, request: Any) -> None:
         self.manager.accounts[request.request_id] = Account(request, self.settings)
@@ -108,9 +105,6 @@ class KvlabConnector(KVConnectorBase_V1):
     ) -> tuple[int, bool]:
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        return
-
     def get_kv_connector_stats(self) -> Counted | None:
         found, self.counted = self.counted, Counted()
         return None if self.role is KVConnectorRole.WORKER or found.is_empty() else found
@@ -137,14 +131,8 @@ class KvlabConnector(KVConnectorBase_V1):
         evicted = self.requests.end()
         return Evictions(evicted) if evicted else None
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        return
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is loaded from elsewhere or saved."""
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        return
-
-    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:
-        return
-
-    def wait_for_save(self) -> None:
-        return
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _nothing
+    update_state_after_alloc = _nothing

@@ -1,4 +1,4 @@
-"""The scheduler's side: evicted blocks go back to the pool, and nobody is ever preempted."""
+"""The scheduler's side: evicted blocks go back to the pool, and no request is ever preempted."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -8,7 +8,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from kvlab.fast.vllm.settings import Settings, UnsupportedError
+from kvlab.fast.vllm.settings import Settings, UnsupportedError, most_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,6 @@ class Account:
     evicted: int = 0
     """Blocks that were evicted; those that other requests still read are not freed."""
     most: int = 0
-    """Blocks held at most."""
     read: int = 0
     """Tokens that count as the prompt."""
     turn: int = 0
@@ -55,11 +54,6 @@ class Account:
         self.read, self.turn = self.request.num_tokens, self.request.num_preemptions
 
     @property
-    def begins_again(self) -> bool:
-        """Whether somebody has taken all blocks from the request since it began."""
-        return self.turn != self.request.num_preemptions
-
-    @property
     def last(self) -> int:
         """Tokens that the request has at most when it ends."""
         written = self.request.num_prompt_tokens + self.request.max_tokens
@@ -68,7 +62,7 @@ class Account:
     @property
     def reserved(self) -> int:
         """Blocks that the request holds at most."""
-        return self.settings.most_blocks(self.read, self.last)
+        return most_blocks(self.settings, self.read, self.last)
 
     def summary(self) -> str:
         """Say in a line what was evicted."""
@@ -89,35 +83,28 @@ class EvictingManager(FullAttentionManager):
         super().__init__(kv_cache_spec, **given)
         self.accounts: dict[str, Account] = {}
 
-    def evict(self, request_id: str, turn: int, blocks: Iterable[int]) -> int:
-        """Take back blocks that the worker has evicted; return how many."""
+    def evict(self, request_id: str, turn: int, blocks: Iterable[int]) -> None:
+        """Take back blocks that the worker has evicted."""
         account, held = self.accounts.get(request_id), self.req_to_blocks.get(request_id)
         if account is None or not held or account.turn != turn:
-            return 0
+            return
         leaving = [held[index] for index in blocks]
         self.block_pool.free_blocks(reversed(leaving))
         for index in blocks:
             held[index] = self._null_block
         account.evicted += len(leaving)
         account.freed += sum(block.ref_cnt == 0 for block in leaving)
-        return len(leaving)
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **given: Any) -> int:
         needed = super().get_num_blocks_to_allocate(request_id, *args, **given)
         if self.req_to_blocks.get(request_id):
             return needed
-        if self.accounts[request_id].begins_again:
-            self.accounts[request_id].begin()
-        others = [name for name, blocks in self.req_to_blocks.items() if blocks]
-        if not others:
-            return needed
-        outstanding = sum(map(self._outstanding, others))
-        return max(needed, self.accounts[request_id].reserved) + outstanding
-
-    def _outstanding(self, request_id: str) -> int:
-        """Return how many blocks a request that runs may still ask for."""
-        account = self.accounts.get(request_id)
-        return 0 if account is None else max(0, account.reserved - self._held(request_id))
+        own = self.accounts[request_id]
+        if own.turn != own.request.num_preemptions:
+            own.begin()
+        others = [name for name in self.accounts if self.req_to_blocks.get(name)]
+        free = [self.accounts[name].reserved - self._held(name) for name in others]
+        return max(needed, own.reserved) + sum(max(0, n) for n in free) if others else needed
 
     def _held(self, request_id: str) -> int:
         return sum(block is not self._null_block for block in self.req_to_blocks[request_id])
@@ -134,21 +121,11 @@ class EvictingManager(FullAttentionManager):
         super().cache_blocks(request, min(num_tokens, read), *args, **given)
 
     @classmethod
-    def find_longest_cache_hit(
-        cls,
-        block_hashes: Any,
-        max_length: int,
-        kv_cache_group_ids: list[int],
-        block_pool: Any,
-        kv_cache_spec: EvictingSpec,
-        *args: Any,
-        **given: Any,
-    ) -> Any:
+    def find_longest_cache_hit(cls, *args: Any, **given: Any) -> Any:
         """Find blocks of the same prefix, unless a score has to see its tokens attend."""
-        if kv_cache_spec.reads_prompts:
-            return tuple([] for _ in kv_cache_group_ids), 0
-        found = (block_hashes, max_length, kv_cache_group_ids, block_pool, kv_cache_spec)
-        return super().find_longest_cache_hit(*found, *args, **given)
+        if given["kv_cache_spec"].reads_prompts:
+            return tuple([] for _ in given["kv_cache_group_ids"]), 0
+        return super().find_longest_cache_hit(*args, **given)
 
 
 KVCacheSpecRegistry.check_kv_cache_spec_registry({})  # vLLM's own come first

@@ -18,17 +18,12 @@ COUNTED = {
 
 @dataclass
 class Counted(KVConnectorStats):
-    """Sums over the requests that finished in an interval."""
+    """Sums over requests that finished in an interval."""
 
     def add(self, account: Any) -> None:
         """Count a request that has finished."""
-        new = {
-            "evicted": account.evicted,
-            "freed": account.freed,
-            "finished": 1,
-            "without_effect": int(account.evicted == 0),
-        }
-        self.data = {name: self.data.get(name, 0) + new[name] for name in COUNTED}
+        new = (account.evicted, account.freed, 1, int(account.evicted == 0))
+        self.data = self.aggregate(Counted(dict(zip(COUNTED, new, strict=True)))).data
 
     def reset(self) -> None:
         self.data = {}
@@ -50,14 +45,10 @@ class Exported(KVConnectorPromMetrics):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.counters = {}
+        engines = self.per_engine_labelvalues.items()
         for name, text in COUNTED.items():
-            counter = self._counter_cls(
-                name=f"vllm:kvlab_{name}", documentation=text, labelnames=self._labelnames
-            )
-            self.counters[name] = {
-                engine: counter.labels(*values)
-                for engine, values in self.per_engine_labelvalues.items()
-            }
+            counter = self._counter_cls(f"vllm:kvlab_{name}", text, labelnames=self._labelnames)
+            self.counters[name] = {engine: counter.labels(*values) for engine, values in engines}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, counters in self.counters.items():

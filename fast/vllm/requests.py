@@ -5,6 +5,7 @@ keys and values are read from vLLM's blocks for that alone. The layers of a requ
 axis of the engine's cache, and decide together.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,9 +35,8 @@ class Place:
     """How often the request was preempted."""
     prompt: int
     seen: int
-    """Tokens after this step."""
+    """Tokens after this step, of which ``tokens`` are new."""
     tokens: int
-    """Tokens of this step."""
     last: int
     """Tokens at most, when the request ends."""
 
@@ -46,7 +46,6 @@ class Request:
     """What a request has kept, and what its score remembers of it."""
 
     turn: int
-    prompt: int
     observed: int
     """Tokens that the score has observed, or need not."""
     evicted: set[int] = field(default_factory=set)
@@ -70,7 +69,7 @@ class Requests:
         self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
         """Request, turn and numbers of blocks that the scheduler has not been told."""
         self.caches: Mapping[str, Tensor] = {}
-        self.layout: Layout | None = None
+        self.layout: Any = None
         self.places: Mapping[int, Place] | None = None
         self._batch: tuple[Any, Batch | None] = (None, None)
 
@@ -97,22 +96,12 @@ class Requests:
         found, self.evictions = self.evictions, []
         return found
 
-    def of(self, place: Place) -> Request:
-        """Return what is known of a request, which may be nothing yet."""
-        request = self.requests.get(place.request_id)
-        if request is None or request.turn != place.turn:
-            request = Request(place.turn, place.prompt, place.seen - place.tokens)
-            self.requests[place.request_id] = request
-        return request
-
     @cached_property
     def layers(self) -> dict[str, int]:
         """Numbers of the layers by name, in the order of the model."""
-
-        def number(name: str) -> int:
-            return next(int(part) for part in name.split(".") if part.isdigit())
-
-        return {name: place for place, name in enumerate(sorted(self.caches, key=number))}
+        number = re.compile(r"\.(\d+)\.")
+        names = sorted(self.caches, key=lambda name: int(number.findall(name)[0]))
+        return {name: place for place, name in enumerate(names)}
 
     @cached_property
     def keeps_queries(self) -> bool:
@@ -124,13 +113,12 @@ class Batch:
     """The requests of one step, as attention computes them."""
 
     def __init__(self, requests: Requests, metadata: Any) -> None:
-        offered = metadata.kvlab
+        builder, common = metadata.kvlab
         self.all, self.block = requests, requests.settings.block
-        if offered.builder.kv_cache_spec.block_size != self.block:
+        if builder.kv_cache_spec.block_size != self.block:
             raise UnsupportedError("kvlab: the kernel must read blocks as large as vLLM's")
-        if offered.builder.settings != requests.settings:
+        if builder.settings != requests.settings:
             raise UnsupportedError("kvlab: another engine of this process was configured otherwise")
-        common = offered.common
         self.tokens = common.num_actual_tokens
         self.table = common.block_table_tensor
         starts = common.query_start_loc_cpu.tolist()
@@ -138,16 +126,19 @@ class Batch:
         self.rows = [self._row(common.slot_mapping, *each) for each in bounds]
         self.metadata = metadata
         if any(request.evicted for _, request, _, _ in self.rows):
-            self.metadata = offered.again(**self._without_evicted(common))
+            self.metadata = builder.build_again(common, **self._without_evicted(common))
         self.queries: Float[Tensor, "L tokens H d"] | None = None
         self.attended_layers = 0
 
     def _row(self, slots: Tensor, start: int, end: int) -> tuple[Place, Request, int, int]:
-        assert self.all.places is not None
-        place = self.all.places.get(int(slots[end - 1]) // self.block)
+        place = (self.all.places or {}).get(int(slots[end - 1]) // self.block)
         if place is None or place.tokens != end - start:
             raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
-        return place, self.all.of(place), start, end
+        request = self.all.requests.get(place.request_id)
+        if request is None or request.turn != place.turn:
+            request = Request(place.turn, place.seen - place.tokens)
+            self.all.requests[place.request_id] = request
+        return place, request, start, end
 
     def _without_evicted(self, common: Any) -> dict[str, Any]:
         """Return the table of blocks, and the lengths, without what was evicted."""
@@ -167,7 +158,7 @@ class Batch:
         """Note the queries of a layer; after the last one, let scores observe and decide."""
         number, requests = self.all.layers[layer.layer_name], self.all
         if requests.layout is None:
-            requests.layout = _layout(attention, layer, requests.caches[layer.layer_name])
+            requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
         if requests.keeps_queries:
             query = query[: self.tokens].view(self.tokens, attention.num_heads, -1)
             if self.queries is None:
@@ -178,26 +169,18 @@ class Batch:
         self.attended_layers += 1
         if self.attended_layers == len(requests.layers):
             softcap = getattr(attention, "logits_soft_cap", None) or None
-            for row, (place, request, start, end) in enumerate(self.rows):
-                if -(-place.last // self.block) <= requests.settings.blocks:
-                    continue  # it ends before anything can be evicted
-                request.waiting.append((self, start, end))
-                Turn(self, self.table[row], place, request, softcap).take()
+            for row, (place, *_) in enumerate(self.rows):
+                if -(-place.last // self.block) > requests.settings.blocks:  # else it ends before
+                    Turn(self, row, softcap).take()
 
 
 class Turn:
     """What is done about one request when all layers have attended."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        table: Int[Tensor, " blocks"],
-        place: Place,
-        request: Request,
-        softcap: float | None,
-    ) -> None:
-        self.requests, self.table, self.place = batch.all, table, place
-        self.request, self.softcap = request, softcap
+    def __init__(self, batch: Batch, row: int, softcap: float | None) -> None:
+        self.requests, self.table, self.softcap = batch.all, batch.table[row], softcap
+        self.place, self.request, start, end = batch.rows[row]
+        self.request.waiting.append((batch, start, end))
         self.settings, self.policy = batch.all.settings, batch.all.settings.policy
         self.clocks: dict[tuple[int, int, int], BatchClock] = {}
         """One for all layers, which share what they compute from it."""
@@ -212,10 +195,8 @@ class Turn:
             reads = place.seen - place.tokens < place.prompt
             clock = Clock(place.seen, place.prompt if reads else place.tokens, place.prompt)
             over = len(request.kept(place.seen, settings.block)) > settings.blocks
-            decides, observes = (
-                over and schedule.due(clock),
-                reads or not place.seen % settings.block,
-            )
+            decides = over and schedule.due(clock)
+            observes = reads or place.seen % settings.block == 0
             remembers = remembers and not schedule.ended(clock)
         if decides or (observes and remembers):
             self.observe(decides)
@@ -230,39 +211,33 @@ class Turn:
         positions = torch.cat([torch.arange(n * block, (n + 1) * block) for n in kept])
         positions = positions[positions < place.seen].to(self.table.device, torch.int32)
         layout, layers = self.requests.layout, self.requests.layers
-        assert layout is not None
         ids = self.table[torch.tensor(kept, device=self.table.device)].long()
         caches = [self.requests.caches[name] for name in layers]
         keys, values = layout.read(caches, ids, len(positions))
         queries = self.queries(keys)
-        if not self.policy.is_plain:
-            groups = [range(n, n + 1) for n in range(len(layers))]
-        else:
-            groups = [range(len(layers))]
+        size = len(layers) if self.policy.is_plain else 1
+        groups = [slice(first, first + size) for first in range(0, len(layers), size)]
         remembered = self.request.layers or [({}, {})] * len(groups)
-        seen = []
-        for group, old in zip(groups, remembered, strict=True):
-            rows = slice(group.start, group.stop)
-            given = keys[rows], values[rows], None if queries is None else queries[rows]
-            seen.append(self.observe_layers(group, given, positions, old))
+        seen = [
+            self.observe_layers(group, (keys[group], values[group], queries[group]), positions, old)
+            for group, old in zip(groups, remembered, strict=True)
+        ]
         if decides:
             self.decide(seen)
+        names = tuple(self.policy.score.columns)
         self.request.layers = [
-            (
-                {name: each.cache.columns[name].clone() for name in self.policy.score.columns},
-                each.cache.state.stream,
-            )
+            ({name: each.cache.columns[name].clone() for name in names}, each.cache.state.stream)
             for each in seen
         ]
 
-    def queries(self, keys: Vectors) -> Queries | None:
-        """Return the queries that wait, of all layers."""
-        waiting, G = self.request.waiting, keys.shape[1]
-        if not self.requests.keeps_queries:
-            return None
-        rows = [batch.queries[:, start:end] for batch, start, end in waiting]  # type: ignore[index]
-        every = torch.cat(rows, dim=1)
-        return every.unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4)
+    def queries(self, keys: Vectors) -> Queries:
+        """Return the queries that wait, of all layers; zeros if no score reads them."""
+        L, G, _, d = keys.shape
+        kept = [(batch.queries, *rows) for batch, *rows in self.request.waiting]
+        rows = [every[:, start:end] for every, start, end in kept if every is not None]
+        if not rows:
+            return keys.new_zeros((L, G, 1, self.place.seen - self.request.observed, d))
+        return torch.cat(rows, dim=1).unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield first and last token of the blocks in which the score observes what waits."""
@@ -276,8 +251,8 @@ class Turn:
 
     def observe_layers(
         self,
-        layers: range,
-        given: tuple[Vectors, Vectors, Queries | None],
+        layers: slice,
+        given: tuple[Vectors, Vectors, Queries],
         positions: Int[Tensor, " n"],
         remembered: tuple[dict[str, Tensor], dict[str, Any]],
     ) -> Observation:
@@ -287,17 +262,16 @@ class Turn:
         for start, end in self.pieces():
             new = (positions >= start) & (positions < end)
             if seen is None:
-                old = int((positions < start).sum())
-                self.append(cache, (keys[:, :, :old], values[:, :, :old]), positions[:old])
-                self.restore(cache, remembered)
-            chosen = keys[:, :, new], values[:, :, new]
-            self.append(cache, chosen, positions[new])
-            cache.layers = len(layers)
-            rows = None
-            if queries is not None:
-                last = queries.shape[3] - (self.place.seen - end)
-                rows = queries[:, :, :, last - (end - start) : last]
-            seen = self.observe_piece(cache, layers, rows, self.clock(len(layers), start, end))
+                old = positions < start
+                self.append(cache, (keys[:, :, old], values[:, :, old]), positions[old])
+                cache.state.stream = dict(remembered[1])
+                for name, column in remembered[0].items():
+                    cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
+            self.append(cache, (keys[:, :, new], values[:, :, new]), positions[new])
+            cache.layers = len(keys)
+            last = queries.shape[3] - (self.place.seen - end)
+            rows = queries[:, :, :, last - (end - start) : last]
+            seen = self.observe_piece(cache, layers, rows, self.clock(len(keys), start, end))
         assert seen is not None
         return seen
 
@@ -320,30 +294,18 @@ class Turn:
             clock = self.clock(layers, 0, m)
             cache.append(*new, replace(clock, positions=positions.expand(layers, -1), memo={}))
 
-    def restore(
-        self, cache: LayerCache, remembered: tuple[dict[str, Tensor], dict[str, Any]]
-    ) -> None:
-        """Give the entries what the score remembers of them."""
-        columns, cache.state.stream = remembered[0], dict(remembered[1])
-        for name, column in columns.items():
-            cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
-
     def observe_piece(
-        self, cache: LayerCache, layers: range, queries: Queries | None, clock: BatchClock
+        self, cache: LayerCache, layers: slice, queries: Queries, clock: BatchClock
     ) -> Observation:
         """Let the score observe tokens whose entries are the last ones."""
-        policy, view = self.policy, LayerView(cache, self.softcap)
-        if queries is None:
-            queries = view.keys.new_zeros((len(layers), 1, 1, 1, 1)).expand(
-                -1, view.keys.shape[1], 1, 1, view.keys.shape[3]
-            )
+        policy, every = self.policy, range(len(self.requests.layers))
         seen = Observation(
             clock=clock,
-            numbers=list(layers),
-            layers=len(self.requests.layers),
+            numbers=every[layers],
+            layers=len(every),
             queries=queries.to(cache.dtype),
             query_positions=clock.positions,
-            view=view,
+            view=LayerView(cache, self.softcap),
             confidence=queries.new_full((1, clock.rows[0].seen), torch.nan),
         )
         rows = policy.reads(clock)
@@ -353,12 +315,9 @@ class Turn:
                 policy.score.observe(cache.state, seen.part(part, seen.attended))
             return seen
         if rows != "none":
-            every = slice(None) if rows == "all" else slice(-1, None)
-            seen.attended = self.attention(seen, every)
+            seen.attended = self.attention(seen, slice(None if rows == "all" else -1, None))
             if rows == "last":
-                weights = seen.attended.weights
-                assert weights is not None
-                seen.attended.output = weighted_values(weights, seen.values)
+                seen.attended.output = weighted_values(seen.attention, seen.values)
         policy.score.observe(cache.state, seen)
         return seen
 
@@ -370,32 +329,15 @@ class Turn:
 
     def decide(self, every: list[Observation]) -> None:
         """Decide in all layers together, and evict."""
-        block, kept = self.settings.block, set()
+        block, place = self.settings.block, self.place
         for seen in every:
             due = [True] * len(seen.clock.rows)
             apply(self.policy, seen, decide(self.policy, seen, due, every))
             lowest = seen.cache.lowest_scores
             if lowest is not None and lowest.isnan().any():
                 raise ValueError(f"scores must not be NaN: {self.settings.method} gave one")
-            kept.add(tuple(sorted(set((seen.cache.positions[0, 0] // block).tolist()))))
-        (stay,) = kept
-        before = self.request.kept(self.place.seen, block)
+        stay = set((every[0].cache.positions[0, 0] // block).tolist())
+        before = self.request.kept(place.seen, block)
         evicted = tuple(number for number in before if number not in stay)
-        if evicted:
-            self.request.evicted.update(evicted)
-            place = self.place
-            self.requests.evictions.append((place.request_id, place.turn, evicted))
-
-
-def _layout(attention: Any, layer: Any, cache: Tensor) -> Layout:
-    """Find how an attention backend orders the numbers in a block, by letting it write some."""
-
-    def write(keys: Tensor, values: Tensor) -> Tensor:
-        scratch = cache.new_zeros((1, *cache.shape[1:]))
-        slots = torch.arange(len(keys), device=cache.device)
-        attention.do_kv_cache_update(layer, keys, values, scratch, slots)
-        return scratch[0]
-
-    heads, d = attention.num_kv_heads, attention.head_size
-    block = cache[0].numel() // (2 * heads * d)
-    return Layout.found(write, (block, heads, d), cache)
+        self.request.evicted.update(evicted)
+        self.requests.evictions.append((place.request_id, place.turn, evicted))

@@ -14,7 +14,6 @@ from kvlab.reference.granularity import Pages
 from kvlab.reference.observation import Clock
 
 FLAG = f'--kv-transfer-config \'{{"kv_connector": "{CONNECTOR}", "kv_role": "kv_both"}}\''
-STORED = ("auto", "float16", "bfloat16", "float32")
 
 
 class UnsupportedError(ValueError):
@@ -28,11 +27,9 @@ class Settings:
     method: str
     """In registry syntax, with ``page`` and ``kv_heads``."""
     budget: int
-    """Entries that are kept, which `blocks` counts in whole blocks."""
+    """Entries that are kept, which `blocks` counts in whole blocks of ``block`` tokens."""
     block: int
-    """Tokens of a block."""
     longest: int
-    """Tokens of the longest text that vLLM accepts."""
     in_flight: int
     """Steps that may be scheduled before what an earlier one evicted is known."""
 
@@ -64,14 +61,10 @@ class Settings:
         """Whether a score has to see what the tokens of a prompt attend to."""
         return self.remembers and self.policy.needs.prompt
 
-    def most_blocks(self, prompt: int, tokens: int) -> int:
-        """Return how many blocks a request of ``tokens``, ``prompt`` included, holds at most."""
-        return _most_blocks(self, prompt, tokens)
-
 
 @lru_cache(4096)
-def _most_blocks(settings: Settings, prompt: int, tokens: int) -> int:
-    """Follow the schedule: a prompt is one block, and is never evicted from before it ends."""
+def most_blocks(settings: Settings, prompt: int, tokens: int) -> int:
+    """Return the blocks that ``tokens`` hold at most, whose first ones are read as one block."""
     held = most = -(-prompt // settings.block) + (settings.in_flight > 0)
     due, kept = settings.specification.schedule.due, settings.blocks
     if due(Clock(prompt, prompt, prompt)):
@@ -87,10 +80,7 @@ def _most_blocks(settings: Settings, prompt: int, tokens: int) -> int:
 def settings_of(config: Any) -> Settings | None:
     """Return what vLLM's configuration asks of kvlab; None if nothing.
 
-    Raises:
-        UnknownVersionError: if this version of vLLM lacks what is needed.
-        ValueError: if the method or the budget is none, or vLLM is configured in a way in which
-            blocks cannot be evicted.
+    ValueError if it asks for what is not there, or cannot work; `UnknownVersionError` as `points`.
     """
     asked = (config.additional_config or {}).get("kvlab")
     if asked is None:
@@ -116,10 +106,7 @@ def settings_of(config: Any) -> Settings | None:
 
 
 def completed(method: str, block: int) -> str:
-    """Return the method with the granularity of one block table for all layers.
-
-    ValueError if it states another one.
-    """
+    """Return the method with one block table for all layers; ValueError if it says otherwise."""
     spec = methods.variants().get(method, method)
     composition, _, written = spec.partition("@")
     given = methods.read_options(spec, written)
@@ -136,17 +123,15 @@ def completed(method: str, block: int) -> str:
 def check_policy(settings: Settings) -> None:
     """Raise ValueError unless the method evicts whole blocks down to a budget of two or more."""
     policy, ours = settings.specification, settings.policy
-    if not isinstance(policy.budget, Pages) or policy.evict_before_attend or policy.reposition:
-        raise UnsupportedError(
-            f"method = {settings.method!r} must evict whole blocks down to a budget, after "
-            "attention, and leave positions as they are"
-        )
-    if ours.precision.quantises:
-        raise UnsupportedError(
-            f"method = {settings.method!r} must leave the precision as it is: vLLM stores entries"
-        )
-    if ours.needs.hidden_states:
-        raise UnsupportedError(f"method = {settings.method!r} reads more than keys and queries")
+    early = policy.evict_before_attend or policy.reposition
+    for wrong, must in (
+        (not isinstance(policy.budget, Pages), "evict whole blocks down to a budget"),
+        (early, "decide after attention and leave positions as they are"),
+        (ours.precision.quantises, "leave the precision as it is: vLLM stores entries"),
+        (ours.needs.hidden_states, "read keys and queries alone"),
+    ):
+        if wrong:
+            raise UnsupportedError(f"method = {settings.method!r} must {must}")
 
 
 def refusals(config: Any) -> Iterator[str]:
@@ -159,8 +144,8 @@ def refusals(config: Any) -> Iterator[str]:
     for kind in ("tensor", "pipeline", "data", "decode_context", "prefill_context"):
         if getattr(parallel, f"{kind}_parallel_size", 1) > 1:
             yield f"{kind}_parallel_size must be 1: a decision needs all layers, heads and entries"
-    if cache.cache_dtype not in STORED:
-        yield f"kv_cache_dtype = {cache.cache_dtype!r} must be one of {', '.join(STORED)}"
+    if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        yield f"kv_cache_dtype = {cache.cache_dtype!r} must be auto, or 16 or 32 bits wide"
     if model.use_mla:
         yield f"{model.model} has MLA, whose latent vectors no score reads"
     if model.is_hybrid or model.is_encoder_decoder:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import built
+from outside import SOURCE, methods_named
 from transformers import LlamaConfig
 
 from kvlab.fast.lab import engines
@@ -75,30 +76,34 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def started(model, tmp_path_factory):
-    """Return a function that starts a process in vLLM's environment, with a tree of kvlab."""
-    python = engines.python("vllm")
-    if python is None:
+def python():
+    """The Python of vLLM's environment."""
+    found = engines.python("vllm")
+    if found is None:
         pytest.skip("vLLM is not installed: kvlab engines install vllm")
+    return found
+
+
+@pytest.fixture(scope="package")
+def looks(tmp_path_factory):
+    """The file of a method of one's own, without a PyTorch implementation."""
+    file = tmp_path_factory.mktemp("own") / "looks.py"
+    file.write_text(SOURCE)
+    with methods_named(file):
+        yield str(file)
+
+
+@pytest.fixture(scope="package")
+def driver(model, python, looks, tmp_path_factory):
+    """A process in vLLM's environment, whose kvlab is this one, or a tree with a mistake."""
     entry = tmp_path_factory.mktemp("entry")
-    info = entry / "kvlab-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvlab\nVersion: 0\n")
+    information = entry / "kvlab-0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: kvlab\nVersion: 0\n")
     point = "[vllm.general_plugins]\nkvlab = kvlab.fast.vllm:register\n"
-    (info / "entry_points.txt").write_text(point)
-    running = []
-
-    def start(tree: Path = ROOT / ".namespace") -> Driver:
-        path = os.pathsep.join([str(tree), str(entry)])
-        running.append(Driver(model[1], python, path, str(HERE / "largest.py")))
-        return running[-1]
-
-    yield start
-    for each in running:
-        each.close()
-
-
-@pytest.fixture(scope="session")
-def driver(started):
-    """The process that most tests share."""
-    return started()
+    (information / "entry_points.txt").write_text(point)
+    tree = os.environ.get("KVLAB_PLANTED", str(ROOT / ".namespace"))
+    path = os.pathsep.join([tree, str(entry)])
+    running = Driver(model[1], python, path, looks)
+    yield running
+    running.close()

@@ -10,7 +10,7 @@ METHODS = (
     "caote:h2o@recent=16",
     "tova",
     "lazy_eviction@window=16,threshold=0.02",
-    "largest",
+    "looks@recent=16",
     *(
         pytest.param(each, marks=SLOW)
         for each in (

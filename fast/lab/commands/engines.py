@@ -27,7 +27,7 @@ COLUMNS = [
 
 
 @app.command()
-def install(engine: Annotated[str, Argument(help="openvino, llama.cpp or vllm.")]) -> None:
+def install(engine: Annotated[str, Argument(help=f"{', '.join(engines.INSTALL)}.")]) -> None:
     """Install an engine into a folder of its own, and SmolLM2 as a file that openvino and llama.cpp
     read.
     """

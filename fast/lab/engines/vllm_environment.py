@@ -24,6 +24,11 @@ def main(reference: str, fast: str, folder: str) -> None:
     python = Path(folder, "bin", "python")
     for command in (("install", *PACKAGES), ("uninstall", "--yes", *UNFIT)):
         subprocess.run([python, "-m", "pip", *command], check=True)
+    link(reference, fast, folder)
+
+
+def link(reference: str, fast: str, folder: str) -> None:
+    """Link kvlab's packages into an environment, and tell vLLM of its plug-in."""
     (site,) = Path(folder).glob("lib/python*/site-packages")
     for name, target in (("reference", reference), ("fast", fast)):
         link = site / "kvlab" / name

@@ -1,0 +1,101 @@
+"""Requests come, share prefixes, are chunked, wait for a full pool and are taken back: any history.
+
+Events are data, as `driver.Engine` takes them. Whatever happened around a request, its text is the
+one that kvlab writes for it alone, and its blocks are evicted at the same tokens.
+"""
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from test_texts import arriving, asked, assert_as_specified, of, texts
+
+SMALL = {
+    "num_gpu_blocks_override": 18,  # one is vLLM's own; a text of 512 tokens fills 16
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 48,  # prompts come in chunks
+    "enable_prefix_caching": True,
+}
+TEXT = texts(*[160] * 3, seed=5)
+
+
+@st.composite
+def histories(draw) -> tuple[list, dict[str, list[int]]]:
+    """Return events, and the prompts of the requests that end by themselves, by name."""
+    events, prompts = [], {}
+    for number in range(draw(st.integers(2, 6))):
+        name = f"r{number}"
+        shared = TEXT[f"r{draw(st.integers(0, 2))}"][: 32 * draw(st.integers(0, 4))]
+        prompt = [*shared, *texts(draw(st.integers(1, 70)), seed=number)["r0"]]
+        tokens, several = draw(st.integers(1, 60)), draw(st.sampled_from([1, 1, 1, 2]))
+        arrival = {"name": name, "prompt": prompt, "tokens": tokens, "n": several}
+        if several > 1:  # vLLM has no greedy texts of one prompt
+            arrival |= {"temperature": 1.0, "top_k": 1}
+        events += [["arrive", arrival], ["step", {"times": draw(st.integers(0, 15))}]]
+        prompts[name] = (prompt, several)
+        if draw(st.integers(0, 3)) == 0:
+            gone = draw(st.sampled_from(sorted(prompts)))
+            events.append(["abort", {"name": gone}])
+            prompts.pop(gone)
+    return [*events, ["drain"]], prompts
+
+
+def single(found: dict, prompts) -> tuple[dict, dict]:
+    """Return the texts as if each had been a request of its own."""
+    alone, texts_alone, evicted = {}, {}, []
+    for name, (prompt, several) in prompts.items():
+        for index in range(several):
+            who = f"{index}_{name}" if several > 1 else name
+            alone[who] = prompt
+            texts_alone[f"{who}/0"] = found["texts"][f"{name}/{index}"]
+            evicted += [[who, *each] for each in of(found, who)]
+    return found | {"texts": texts_alone, "evicted": evicted}, alone
+
+
+@pytest.mark.parametrize("method", ["tova", "caote:h2o@recent=16"])
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],  # an example takes seconds
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(history=histories())
+def test_a_text_is_what_it_would_be_alone_whatever_happens_around_it(
+    driver, model, method, history
+):
+    events, prompts = history
+    found = driver.run(asked(method), events, **SMALL)
+    assert "error" not in found, found["trace"]
+    assert_as_specified(model[0], *single(found, prompts), method)
+    assert found["preempted"] == 0
+
+
+def test_a_pool_that_is_full_lets_requests_wait(driver, model):
+    """Five requests that hold at most five blocks each, and seventeen blocks."""
+    prompts = texts(*[150] * 5, seed=9)
+    found = driver.run(asked("tova"), [*arriving(prompts, 50), ["drain"]], **SMALL)
+    assert assert_as_specified(model[0], found, prompts, "tova") >= 15
+    assert found["preempted"] == 0 and found["least_free"] <= 8  # when a step has ended
+
+
+@pytest.mark.parametrize(("method", "cached"), [("tova", 96), ("caote:h2o@recent=16", 0)])
+def test_a_prefix_is_handed_on_as_it_was_read_or_not_at_all(driver, model, method, cached):
+    """The second request comes when blocks of the first one's prompt are evicted."""
+    prefix = texts(128, seed=3)["r0"]
+    prompts = {name: [*prefix[:last], *range(3, 23)] for name, last in (("a", 128), ("b", 96))}
+    first, second = arriving(prompts, 60)
+    events = [first, ["step", {"times": 40}], second, ["drain"]]
+    found = driver.run(asked(method), events, **SMALL)
+    assert len(of(found, "a")) >= 3
+    assert_as_specified(model[0], found, prompts, method)
+    assert found["cached"] == cached
+
+
+def test_blocks_that_were_computed_under_eviction_are_not_handed_on(driver, model):
+    """A second turn: the first one's prompt comes from the cache, what was written does not."""
+    prompts = texts(70, seed=4)
+    once = driver.run(asked("tova"), [*arriving(prompts, 100), ["drain"]], **SMALL)
+    turn = [*prompts["r0"], *once["texts"]["r0/0"]["tokens"]]
+    found = driver.run(asked("tova"), [*arriving({"r1": turn}, 20), ["drain"]], **SMALL)
+    assert_as_specified(model[0], found, {"r1": turn}, "tova")
+    assert found["cached"] == 64
