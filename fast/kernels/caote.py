@@ -109,7 +109,7 @@ SAFE_MASS_OF_ROUNDED = 0.5
 @common.kernel
 def weighted_sums(
     weights, values, sums,
-    n, magnitude, w_head, w_row, v_head, v_row,
+    n, magnitude,
     ROWS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -124,9 +124,9 @@ def weighted_sums(
     for turn in range(0, rounds):
         entry = (part * rounds + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
-        at = head * w_head + row[:, None] * w_row + entry[None, :]
-        w = tl.load(weights + at, mask=(row < ROWS)[:, None] & there[None, :], other=0.0)
-        v = common.read_vectors(values, head, entry, there, v_head, v_row, D, BLOCK_D, True)
+        at = head * weights.head + row[:, None] * weights.row + entry[None, :]
+        w = tl.load(weights.data + at, mask=(row < ROWS)[:, None] & there[None, :], other=0.0)
+        v = common.read_vectors(values, head, entry, there, D, BLOCK_D, True)
         total += tl.dot(w, v, input_precision="ieee")
     to = sums + ((head * PARTS + part) * ROWS + row[:, None]) * D + column
     tl.store(to, total, mask=(row < ROWS)[:, None] & (column < D)[None, :])
@@ -135,7 +135,7 @@ def weighted_sums(
 @common.kernel
 def find_heaviest(
     retention, values, output, others, heaviest, mass,
-    n, v_head, v_row, safe_mass,
+    n, safe_mass,
     ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -159,9 +159,8 @@ def find_heaviest(
         best = tl.maximum(best, largest)
     column = tl.arange(0, BLOCK_D)
     real = column < D
-    own = tl.load(
-        values + head * v_head + where.to(tl.int64) * v_row + column, mask=real, other=0.0
-    )
+    at = head * values.head + where.to(tl.int64) * values.row + column
+    own = tl.load(values.data + at, mask=real, other=0.0)
     whole = tl.load(output + line * D + column, mask=real, other=0.0)
     rest = whole - best * own.to(tl.float32)
     if left < safe_mass:
@@ -170,7 +169,7 @@ def find_heaviest(
             entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
             h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
             h = tl.where(entry == where, 0.0, h)
-            v = common.read_vectors(values, head, entry, entry < n, v_head, v_row, D, BLOCK_D, True)
+            v = common.read_vectors(values, head, entry, entry < n, D, BLOCK_D, True)
             rest += tl.sum(h[:, None] * v, axis=0)
     tl.store(others + line * D + column, rest, mask=real)
     tl.store(heaviest + line, where)
@@ -187,7 +186,7 @@ def find_heaviest(
 @common.kernel
 def errors_of_entries(
     retention, values, points, others, heaviest, mass, errors,
-    n, magnitude, v_head, v_row, most,
+    n, magnitude, most,
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
@@ -199,7 +198,7 @@ def errors_of_entries(
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     entry, column = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     there, real = entry < n, column < D
-    v = common.read_vectors(values, head, entry, there, v_head, v_row, D, BLOCK_D, True)
+    v = common.read_vectors(values, head, entry, there, D, BLOCK_D, True)
     total = tl.zeros([BLOCK_N], tl.float32)
     for row in tl.static_range(ROWS):
         line = head * ROWS + row
@@ -233,13 +232,13 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
     N, G, rows, n = h.shape
     d, heads = values.shape[3], N * G
     h = h.to(torch.float32).contiguous()
-    flat = common.per_head(values)
+    vectors = common.rows_of(common.per_head(values))
     if fast:
         safe_mass = 0.0
-        points = _sums_of_values(h.new_full((1, 1, n), 1 / n).expand(heads, 1, n), flat)
+        points = _sums_of_values(h.new_full((1, 1, n), 1 / n).expand(heads, 1, n), vectors)
         output = h.new_zeros(heads, rows, d)
     else:
-        points = _sums_of_values(h.flatten(0, 1), flat) if output is None else output
+        points = _sums_of_values(h.flatten(0, 1), vectors) if output is None else output
         safe_mass = SAFE_MASS if points.dtype.itemsize >= 4 else SAFE_MASS_OF_ROUNDED
         output = points = points.to(torch.float32).contiguous()
     others, mass, errors = (
@@ -250,28 +249,27 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
     heaviest = h.new_empty((heads, rows), dtype=torch.int32)
     shape = {"ROWS": rows, "D": d, "BLOCK_D": common.magnitude(d)}
     find_heaviest[(heads, rows)](
-        h, flat, output, others, heaviest, mass,
-        n, flat.stride(0), flat.stride(1), safe_mass,
+        h, vectors, output, others, heaviest, mass,
+        n, safe_mass,
         BLOCK_H=min(4096, common.magnitude(n)), BLOCK_N=common.ENTRIES_OF_A_PART, **shape,
     )  # fmt: skip
     errors_of_entries[lambda sizes: (heads, triton.cdiv(n, sizes["BLOCK_N"]))](
-        h, flat, points, others, heaviest, mass, errors,
-        n, common.magnitude(n), flat.stride(0), flat.stride(1), torch.finfo(torch.float32).max,
+        h, vectors, points, others, heaviest, mass, errors,
+        n, common.magnitude(n), torch.finfo(torch.float32).max,
         FAST=fast, **shape,
     )  # fmt: skip
     return errors
 
 
-def _sums_of_values(weights: Tensor, values: Tensor) -> Tensor:
+def _sums_of_values(weights: Tensor, values: common.Rows) -> Tensor:
     """Return Σ w·v for every row ``[heads, rows, d]``, in float32, without a copy of the values."""
     heads, rows, n = weights.shape
-    d = values.shape[2]
-    parts = common.split(n, common.ENTRIES_OF_A_PART, heads, values.device)
+    d = values.data.shape[2]
+    parts = common.split(n, common.ENTRIES_OF_A_PART, heads, weights.device)
     sums = weights.new_empty(heads, parts, rows, d)
     weighted_sums[(heads, parts)](
-        weights, values, sums,
+        common.rows_of(weights), values, sums,
         n, common.magnitude(n),
-        weights.stride(0), weights.stride(1), values.stride(0), values.stride(1),
         ROWS=rows, D=d, PARTS=parts, BLOCK_ROWS=common.columns(rows), BLOCK_D=common.columns(d),
     )  # fmt: skip
     return sums.sum(dim=1)

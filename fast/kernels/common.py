@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from functools import wraps
 from importlib.util import find_spec
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Int
@@ -121,6 +121,19 @@ def per_head(x: Tensor) -> Tensor:
     return flat
 
 
+class Rows(NamedTuple):
+    """What a kernel reads a row at a time: where it begins, strides of heads and of rows."""
+
+    data: Tensor
+    head: int
+    row: int
+
+
+def rows_of(x: Tensor) -> Rows:
+    """Return the rows of ``[heads, n, ...]``."""
+    return Rows(x, x.stride(0), x.stride(1))
+
+
 def multiplied_in_float32(x: Tensor) -> bool:
     """Say whether products are formed in float32: the interpreter has none of bfloat16."""
     return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and not x.is_cuda)
@@ -158,13 +171,13 @@ def out_of_reach(product, TYPE: tl.constexpr):
 
 @kernel
 def read_vectors(
-    vectors, head, row, there, head_stride, row_stride,
+    vectors, head, row, there,
     D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Return vectors ``[rows, BLOCK_D]`` of a head, zeros where none is; as float32 with WIDE."""
     column = tl.arange(0, BLOCK_D)
-    at = head * head_stride + row[:, None].to(tl.int64) * row_stride + column
-    read = tl.load(vectors + at, mask=there[:, None] & (column < D)[None, :], other=0.0)
+    at = head * vectors.head + row[:, None].to(tl.int64) * vectors.row + column
+    read = tl.load(vectors.data + at, mask=there[:, None] & (column < D)[None, :], other=0.0)
     if WIDE:
         read = read.to(tl.float32)
     return read

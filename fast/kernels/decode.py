@@ -22,10 +22,7 @@ from kvlab.fast.kernels.common import tl, triton
 
 @dataclass(frozen=True)
 class RecurrenceCounters:
-    """Counters by which LazyEviction decides: attention to one token updates them, in place.
-
-    Both have equal strides.
-    """
+    """How often entries are read again, in columns of equal strides, which attention updates."""
 
     elapsed: Int[Tensor, "N G n"]
     """Tokens since the entry was last active: since what it received reached the threshold."""
@@ -113,44 +110,41 @@ def end_of_readable(entries_at, n, newest):
 
 
 @common.kernel
-def logits_of_block(q, k, gain, scale, softcap, SOFTCAP: tl.constexpr, GAIN: tl.constexpr):
+def logits_of_block(q, k, scale, softcap, SOFTCAP: tl.constexpr):
     """Return logits ``[rows, entries]``, also of entries that a row may not read."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if SOFTCAP:
         logits = common.squeezed(logits, softcap)
-    if GAIN:
-        logits = logits * gain[:, None]
     return logits
 
 
 @common.kernel
 def attend_rows(
     queries, keys, values, rows_at, entries_at, gains, raw, lse, output,
-    m, n, rows, tall, magnitude, parts, scale, softcap,
-    q_head, q_row, k_head, k_row, v_head, v_row, e_head, heads_of_one,
+    m, n, rows, tall, magnitude, parts, heads_of_one, scale, softcap,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr,
-    WIDE: tl.constexpr, SCORES: tl.constexpr, WITH_VALUES: tl.constexpr,
+    SOFTCAP: tl.constexpr, WIDE: tl.constexpr, SCORES: tl.constexpr, WITH_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Attention of a head's rows to one part of its entries.
 
     Writes each row's log-sum-exp, −inf where it reads nothing; WITH_VALUES the output; with SCORES
-    the logits. With CAUSAL, a row reads entries at or before its own position; with RAGGED, slots
-    may be empty. ``tall`` and ``magnitude`` are for the tuner, which reads arguments by name. With
-    WIDE, products are formed in float32, else in the stored number format; sums
-    are always float32. Grid: (heads, blocks of rows, parts); a program walks some blocks.
+    the logits. Where entries have positions, slots may be empty; where rows have them, too, a row
+    reads entries at or before its own. ``queries``, ``keys``, ``values`` and ``entries_at`` are
+    `Rows`. ``tall`` and ``magnitude`` are for the tuner, which reads arguments by name. With WIDE,
+    products are formed in float32, else in the stored number format; sums are always float32. Grid:
+    (heads, blocks of rows, parts); a program walks some blocks.
     """
     head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     sequence = head // heads_of_one
     row, column = block_m * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     inside, end = row < rows, n
-    q = common.read_vectors(queries, head, row, inside, q_head, q_row, D, BLOCK_D, WIDE)
+    q = common.read_vectors(queries, head, row, inside, D, BLOCK_D, WIDE)
     gain = tl.full([BLOCK_M], 1.0, tl.float32)
-    if GAIN:
+    if gains is not None:
         gain = tl.load(gains + sequence * m + row % m, mask=inside, other=1.0)
-    if CAUSAL:
+    if rows_at is not None:
         row_at = tl.load(rows_at + sequence * m + row % m, mask=inside, other=-1)
-        end = end_of_readable(entries_at + head * e_head, n, tl.max(row_at, axis=0))
+        end = end_of_readable(entries_at.data + head * entries_at.head, n, tl.max(row_at, axis=0))
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -159,13 +153,14 @@ def attend_rows(
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
         held = there
-        if RAGGED:
-            entry_at = tl.load(entries_at + head * e_head + entry, mask=there, other=-1)
+        if entries_at is not None:
+            at = entries_at.data + head * entries_at.head + entry
+            entry_at = tl.load(at, mask=there, other=-1)
             held = entry_at >= 0
-        k = common.read_vectors(keys, head, entry, held, k_head, k_row, D, BLOCK_D, WIDE)
-        logits = logits_of_block(q, k, gain, scale, softcap, SOFTCAP, GAIN)
+        k = common.read_vectors(keys, head, entry, held, D, BLOCK_D, WIDE)
+        logits = logits_of_block(q, k, scale, softcap, SOFTCAP) * gain[:, None]
         reads = held[None, :]
-        if CAUSAL:
+        if rows_at is not None:
             reads = reads & (entry_at[None, :] <= row_at[:, None])
         logits = tl.where(reads, logits, float("-inf"))
         if SCORES:
@@ -173,7 +168,7 @@ def attend_rows(
             tl.store(to, logits, mask=inside[:, None] & there[None, :])
         weights, shrink, best, mass = common.soften(logits, best, mass)
         if WITH_VALUES:
-            v = common.read_vectors(values, head, entry, held, v_head, v_row, D, BLOCK_D, WIDE)
+            v = common.read_vectors(values, head, entry, held, D, BLOCK_D, WIDE)
             product = tl.dot(common.in_reach(weights, v.dtype), v, input_precision="ieee")
             found = found * shrink[:, None] + common.out_of_reach(product, v.dtype)
     logged, whole = common.log_mass(best, mass)
@@ -324,31 +319,23 @@ def arguments_of(
     """
     N, G, rho, m, d = queries.shape
     flat = queries.to(keys.dtype).reshape(N * G, rho * m, d).contiguous()
-    flat_keys = common.per_head(keys)
-    entries_at = None if positions is None else common.per_head(positions)
     return {
-        "queries": flat,
-        "keys": flat_keys,
+        "queries": common.rows_of(flat),
+        "keys": common.rows_of(common.per_head(keys)),
         "rows_at": None if rows_at is None else rows_at.contiguous(),
-        "entries_at": entries_at,
+        "entries_at": None if positions is None else common.rows_of(common.per_head(positions)),
         "gains": None if gains is None else gains.to(torch.float32).contiguous(),
         "m": m,
         "n": keys.shape[2],
         "rows": rho * m,
         "tall": common.magnitude(rho * m),
         "magnitude": common.magnitude(keys.shape[2]),
+        "heads_of_one": G,
         "scale": d**-0.5,
         "softcap": softcap or 0.0,
-        "q_head": flat.stride(0),
-        "q_row": flat.stride(1),
-        "k_head": flat_keys.stride(0),
-        "k_row": flat_keys.stride(1),
-        "e_head": 0 if entries_at is None else entries_at.stride(0),
-        "heads_of_one": G,
         "D": d,
         "BLOCK_D": common.columns(d),
         "SOFTCAP": softcap is not None,
-        "GAIN": gains is not None,
         "WIDE": common.multiplied_in_float32(keys),
     }
 
@@ -367,11 +354,9 @@ def _attend_in_triton(
     n, scores = keys.shape[2], reduce != "skip"
     count = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
     raw, lse, outputs = new_parts(queries, n, count, scores)
-    values = common.per_head(values)
     attend_to_parts[(N * G, 1, count)](
-        values=values, raw=raw, lse=lse, output=outputs, parts=count,
-        v_head=values.stride(0), v_row=values.stride(1), BLOCK_M=common.columns(rho),
-        CAUSAL=False, RAGGED=positions is not None, SCORES=scores, WITH_VALUES=True,
+        values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
+        parts=count, BLOCK_M=common.columns(rho), SCORES=scores, WITH_VALUES=True,
         **arguments_of(queries, keys, None, positions, None, softcap),
     )  # fmt: skip
     return combined(raw, lse, outputs, queries, n, reduce, counters)

@@ -120,11 +120,9 @@ attend_block_of_rows = common.tuned(
 @common.kernel
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
-    m, n, rows, tall, magnitude, scale, softcap,
-    q_head, q_row, k_head, k_row, e_head, heads_of_one,
+    m, n, rows, tall, magnitude, heads_of_one, scale, softcap,
     RHO: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr,
-    WIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Add up what every entry received from all rows of all query heads of its head.
 
@@ -133,8 +131,9 @@ def column_sums(
     head, block_n = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, entry = head // heads_of_one, block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     there = entry < n
-    entry_at = tl.load(entries_at + head * e_head + entry, mask=there, other=-1)
-    k = common.read_vectors(keys, head, entry, there, k_head, k_row, D, BLOCK_D, WIDE)
+    at = entries_at.data + head * entries_at.head + entry
+    entry_at = tl.load(at, mask=there, other=-1)
+    k = common.read_vectors(keys, head, entry, there, D, BLOCK_D, WIDE)
     total = tl.zeros([BLOCK_N], tl.float32)
     oldest = tl.min(tl.where(entry_at >= 0, entry_at, 2147483647), axis=0)
     begin = first_reader(rows_at + sequence * m, m, oldest)
@@ -142,14 +141,14 @@ def column_sums(
         for block in range(begin // BLOCK_M, tl.cdiv(m, BLOCK_M)):
             token = block * BLOCK_M + tl.arange(0, BLOCK_M)
             inside, row = token < m, group * m + token
-            q = common.read_vectors(queries, head, row, inside, q_head, q_row, D, BLOCK_D, WIDE)
+            q = common.read_vectors(queries, head, row, inside, D, BLOCK_D, WIDE)
             row_at = tl.load(rows_at + sequence * m + token, mask=inside, other=-1)
             log_sum = tl.load(lse + head * rows + row, mask=inside, other=0.0)
             log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum)
             gain = tl.full([BLOCK_M], 1.0, tl.float32)
-            if GAIN:
+            if gains is not None:
                 gain = tl.load(gains + sequence * m + token, mask=inside, other=1.0)
-            logits = logits_of_block(q, k, gain, scale, softcap, SOFTCAP, GAIN)
+            logits = logits_of_block(q, k, scale, softcap, SOFTCAP) * gain[:, None]
             reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
             weights = tl.exp(logits - log_sum[:, None])
             total += tl.sum(tl.where(reads, weights, 0.0), axis=0)
@@ -166,12 +165,11 @@ def _rows_attended(
     given: dict[str, Any], values: Tensor, output: Tensor | None, parts: int
 ) -> Tensor:
     """Launch `attend_rows`; return log-sum-exps ``[heads, parts, rows]``."""
-    heads, rows = given["queries"].shape[:2]
+    heads, rows = given["queries"].data.shape[:2]
     lse = values.new_empty((heads, parts, rows), dtype=torch.float32)
     attend_block_of_rows[lambda sizes: (heads, triton.cdiv(rows, sizes["BLOCK_M"]), parts)](
-        values=values, raw=None, lse=lse, output=output, parts=parts,
-        v_head=values.stride(0), v_row=values.stride(1),
-        CAUSAL=True, RAGGED=True, SCORES=False, WITH_VALUES=output is not None, **given,
+        values=common.rows_of(common.per_head(values)), raw=None, lse=lse, output=output,
+        parts=parts, SCORES=False, WITH_VALUES=output is not None, **given,
     )  # fmt: skip
     return lse
 
@@ -187,7 +185,7 @@ def _attend_in_triton(
 ) -> tuple[Tensor, Tensor]:
     given = arguments_of(queries, keys, query_positions, positions, None, softcap)
     output = torch.empty(queries.shape, dtype=keys.dtype, device=keys.device)
-    lse = _rows_attended(given, common.per_head(values), output, parts=1)
+    lse = _rows_attended(given, values, output, parts=1)
     return output, lse.view(queries.shape[:4])
 
 
@@ -205,7 +203,7 @@ def _received_in_triton(
     given = arguments_of(queries, keys, query_positions, positions, gains, softcap)
     if lse is None:  # entries are shared out over parts
         parts = common.split(n, ENTRIES, N * G * triton.cdiv(rho * m, ROWS), keys.device)
-        lse = torch.logsumexp(_rows_attended(given, given["keys"], None, parts), dim=1)
+        lse = torch.logsumexp(_rows_attended(given, keys, None, parts), dim=1)
     sums = torch.empty((N, G, n), dtype=torch.float32, device=keys.device)
     column_sums[lambda sizes: (N * G, triton.cdiv(n, sizes["BLOCK_N"]))](
         lse=lse.reshape(N * G, rho * m).contiguous(), sums=sums, RHO=rho, **given

@@ -33,7 +33,7 @@ launch = JITFunction.run
 
 def compile_only(self, *arguments, warmup=False, **options):
     """Compile for these arguments, unless that is done; return the bytes of shared memory."""
-    kind = f"{self.fn.__name__}{' of a block' if options.get('CAUSAL') else ''}"
+    kind = f"{self.fn.__name__}{' of a block' if options.get('rows_at') is not None else ''}"
     if ONCE and kind in {name for name, _ in compiled}:
         return 0
     kernel = launch(self, *arguments, warmup=True, **options)
