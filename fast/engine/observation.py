@@ -45,24 +45,12 @@ SUMMED_ROWS = 64
 
 
 @dataclass(frozen=True)
-class CounterColumns:
-    """Columns of the entries that hold `RecurrenceCounters`, and their threshold."""
-
-    elapsed: str
-    interval: str
-    threshold: float
-
-    def read(self, column: Callable[[str], Tensor]) -> RecurrenceCounters:
-        """Return the counters; ``column`` gives a column by its name."""
-        return RecurrenceCounters(column(self.elapsed), column(self.interval), self.threshold)
-
-
-@dataclass(frozen=True)
 class Needs(reference.Needs):
     """What a score reads of a block, and what may be done for it meanwhile."""
 
-    counters: CounterColumns | None = None
-    """Counters that attention to one token may update in place of `Score.observe`."""
+    counters: Callable[[Callable[[str], Tensor]], RecurrenceCounters] | None = None
+    """Makes of columns, which it gets by name, the counters that attention to one token may update
+    in place of `Score.observe`."""
 
     @property
     def reduction(self) -> Reduction:
@@ -202,7 +190,7 @@ def _attend_from_newest(
         )
     else:
         if joins and needs.counters is not None:
-            counters = needs.counters.read(view.column)
+            counters = needs.counters(view.column)
         positions = view.positions if view.cache.ragged else None
         keys, values = view.column("keys"), view.column("values")
         output, found = decode_attention(
@@ -342,12 +330,6 @@ class Observation:
     def values(self) -> Vectors:
         """Values of the present entries."""
         return self.view.values
-
-    @property
-    def newest_output(self) -> Float[Tensor, "N G rho d"] | None:
-        """Attention output of the newest token, if the score reads its attention alone."""
-        output = self.attended.output
-        return None if output is None else output[:, :, :, -1]
 
     @property
     def present(self) -> Marks:

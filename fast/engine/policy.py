@@ -24,17 +24,6 @@ from kvlab.reference.cache import Column
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
 
-
-@dataclass(frozen=True)
-class Retention:
-    """Numbers proportional to the attention on each entry, which CAOTE uses."""
-
-    rows: Float[Tensor, "N G k n"]
-    """One row per query head, or per KV head."""
-    output: Float[Tensor, "N G k d"] | None = None
-    """Values weighted by the rows, if attention has computed them already."""
-
-
 ScoreSpec = TypeVar("ScoreSpec", bound=reference.Score)
 Part = TypeVar("Part")
 
@@ -68,48 +57,10 @@ class Score(Twin[ScoreSpec], ABC):
         candidates are ignored.
         """
 
-    def retention(self, state: State, seen: Observation, candidates: Candidates) -> Retention:
+    def retention(self, state: State, seen: Observation, candidates: Candidates) -> "Retention":
         """Return the retention that CAOTE wraps; by default it is the score itself."""
         scores = self.score(state, seen, candidates, [0] * len(seen.positions))
         return Retention(scores.expand_as(seen.positions)[:, :, None])
-
-
-@dataclass(frozen=True)
-class Around(Score[ScoreSpec]):
-    """A score made of another: it observes and remembers what the inner score does."""
-
-    inner: Score
-
-    @property
-    def needs(self) -> Needs:
-        return self.inner.needs
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return self.inner.columns
-
-    def observe(self, state: State, seen: Observation) -> None:
-        self.inner.observe(state, seen)
-
-
-@dataclass(frozen=True)
-class Elapsed(Column):
-    """Tokens generated since the step that a column of the reference holds."""
-
-    since: str = ""
-    """Name of that column."""
-
-
-class Protect(Twin[Part], ABC):
-    """Which entries are protected?"""
-
-    @abstractmethod
-    def protected(self, seen: Observation) -> Marks | None:
-        """Mark the protected entries; None if there are none."""
-
-    @abstractmethod
-    def count(self, clock: Clock, entries: int) -> int | None:
-        """Say how many of ``entries`` are protected now; None if that depends on the data."""
 
 
 class Budget(Twin[Part], ABC):
@@ -134,6 +85,18 @@ class Budget(Twin[Part], ABC):
         raise NotImplementedError
 
 
+class Protect(Twin[Part], ABC):
+    """Which entries are protected?"""
+
+    @abstractmethod
+    def protected(self, seen: Observation) -> Marks | None:
+        """Mark the protected entries; None if there are none."""
+
+    @abstractmethod
+    def count(self, clock: Clock, entries: int) -> int | None:
+        """Say how many of ``entries`` are protected now; None if that depends on the data."""
+
+
 class Precision(Twin[Part], ABC):
     """How precisely is it kept?"""
 
@@ -151,76 +114,39 @@ class Precision(Twin[Part], ABC):
 
 
 @dataclass(frozen=True)
-class Policy:
-    """A KV-cache compression method, in tensors."""
+class Retention:
+    """Numbers proportional to the attention on each entry, which CAOTE uses."""
 
-    specification: reference.Policy
-    """The same policy in the reference, whose checks and schedule hold here too."""
-    score: Score
-    protect: Protect
-    budget: Budget
-    precision: Precision
+    rows: Float[Tensor, "N G k n"]
+    """One row per query head, or per KV head."""
+    output: Float[Tensor, "N G k d"] | None = None
+    """Values weighted by the rows, if attention has computed them already."""
+
+
+@dataclass(frozen=True)
+class Elapsed(Column):
+    """Tokens generated since the step that a column of the reference holds."""
+
+    since: str = ""
+    """Name of that column."""
+
+
+@dataclass(frozen=True)
+class Around(Score[ScoreSpec]):
+    """A score made of another: it observes and remembers what the inner score does."""
+
+    inner: Score
 
     @property
-    def name(self) -> str:
-        """Name in the registry's syntax."""
-        return self.specification.name
-
-    @property
-    def schedule(self) -> Schedule:
-        """When to decide."""
-        return self.specification.schedule
-
-    @cached_property
     def needs(self) -> Needs:
-        """What the score reads of attention."""
-        return self.score.needs
+        return self.inner.needs
 
     @property
-    def joins_layers(self) -> bool:
-        """Whether all layers keep the same entries, by the mean of their scores."""
-        return self.specification.score.joins_layers
+    def columns(self) -> Mapping[str, Column]:
+        return self.inner.columns
 
-    @cached_property
-    def on_host(self) -> bool:
-        """Whether the reference computes a part of the policy, layer by layer."""
-        return any(part.on_host for part in (self.score, self.protect, self.budget))
-
-    @cached_property
-    def may_wait(self) -> bool:
-        """Whether the score may observe a single token later."""
-        return self.is_plain and self.needs.may_wait and not self.needs.hidden_states
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether entries stay as they came, and PyTorch parts alone decide, after attention."""
-        early = self.specification.evict_before_attend or self.specification.reposition
-        return not (early or self.precision.quantises or self.on_host)
-
-    def due(self, clock: BatchClock) -> list[bool]:
-        """Say for every sequence whether to decide after this block."""
-        return clock.once("due", lambda: [self.schedule.due(row) for row in clock.rows])
-
-    def ended(self, clock: BatchClock) -> bool:
-        """Say whether nothing is decided about after this block."""
-        return clock.once("ended", lambda: all(self.schedule.ended(row) for row in clock.rows))
-
-    def observes(self, clock: BatchClock) -> bool:
-        """Say whether a decision after this block, or after a later one, needs what it saw."""
-        return any(self.due(clock)) or not self.ended(clock)
-
-    def reads(self, clock: BatchClock) -> str:
-        """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""
-        return self.needs.reads(clock) if self.observes(clock) else "none"
-
-    @property
-    def uses_confidence(self) -> bool:
-        """Whether the confidence of the model at each token has to be recorded."""
-        return self.precision.uses_confidence or self.on_host
-
-    def empty_cache(self) -> LayerCache:
-        """Return the empty cache of one layer."""
-        return LayerCache(self.score.columns, self.precision.quantises, self.score.on_host)
+    def observe(self, state: State, seen: Observation) -> None:
+        self.inner.observe(state, seen)
 
 
 # --- protection ----------------------------------------------------------------------------------
@@ -302,3 +228,79 @@ class Full(Precision[reference.Full]):
 
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         return keep
+
+
+# --- the policy ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A KV-cache compression method, in tensors."""
+
+    specification: reference.Policy
+    """The same policy in the reference, whose checks and schedule hold here too."""
+    score: Score
+    protect: Protect
+    budget: Budget
+    precision: Precision
+
+    @property
+    def name(self) -> str:
+        """Name in the registry's syntax."""
+        return self.specification.name
+
+    @property
+    def schedule(self) -> Schedule:
+        """When to decide."""
+        return self.specification.schedule
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What the score reads of attention."""
+        return self.score.needs
+
+    @property
+    def joins_layers(self) -> bool:
+        """Whether all layers keep the same entries, by the mean of their scores."""
+        return self.specification.score.joins_layers
+
+    @cached_property
+    def on_host(self) -> bool:
+        """Whether the reference computes a part of the policy, layer by layer."""
+        return any(part.on_host for part in (self.score, self.protect, self.budget))
+
+    @cached_property
+    def may_wait(self) -> bool:
+        """Whether the score may observe a single token later."""
+        return self.is_plain and self.needs.may_wait and not self.needs.hidden_states
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether entries stay as they came, and PyTorch parts alone decide, after attention."""
+        early = self.specification.evict_before_attend or self.specification.reposition
+        return not (early or self.precision.quantises or self.on_host)
+
+    def due(self, clock: BatchClock) -> list[bool]:
+        """Say for every sequence whether to decide after this block."""
+        return clock.once("due", lambda: [self.schedule.due(row) for row in clock.rows])
+
+    def ended(self, clock: BatchClock) -> bool:
+        """Say whether nothing is decided about after this block."""
+        return clock.once("ended", lambda: all(self.schedule.ended(row) for row in clock.rows))
+
+    def observes(self, clock: BatchClock) -> bool:
+        """Say whether a decision after this block, or after a later one, needs what it saw."""
+        return any(self.due(clock)) or not self.ended(clock)
+
+    def reads(self, clock: BatchClock) -> str:
+        """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""
+        return self.needs.reads(clock) if self.observes(clock) else "none"
+
+    @property
+    def uses_confidence(self) -> bool:
+        """Whether the confidence of the model at each token has to be recorded."""
+        return self.precision.uses_confidence or self.on_host
+
+    def empty_cache(self) -> LayerCache:
+        """Return the empty cache of one layer."""
+        return LayerCache(self.score.columns, self.precision.quantises, self.score.on_host)

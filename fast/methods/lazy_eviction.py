@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import CounterColumns, Needs, Observation
+from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.policy import Elapsed, Score
 from kvlab.fast.engine.twins import twin_of
-from kvlab.fast.kernels.decode import count_recurrence
+from kvlab.fast.kernels.decode import RecurrenceCounters, count_recurrence
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
@@ -45,8 +45,13 @@ class Recurrence(Score[reference.Recurrence]):
     def needs(self) -> Needs:
         if self.spec.options.stamp_start != "before_birth":
             return super().needs
-        counters = CounterColumns("elapsed", "interval", self.spec.options.threshold)
-        return replace(super().needs, counters=counters)
+        return replace(super().needs, counters=self.counters)
+
+    def counters(self, column: Callable[[str], Tensor]) -> RecurrenceCounters:
+        """Return what attention to one token counts, as `observe` does."""
+        return RecurrenceCounters(
+            column("elapsed"), column("interval"), self.spec.options.threshold
+        )
 
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling or seen.attended.counted:

@@ -17,4 +17,6 @@ class LastRowAttention(Score[reference.LastRowAttention]):
         return last_row if self.spec.options.per_head else last_row.mean(dim=1, keepdim=True)
 
     def retention(self, state: State, seen: Observation, candidates: Candidates) -> Retention:
-        return Retention(seen.attention[:, :, :, -1], seen.newest_output)
+        output = seen.attended.output
+        output = None if output is None else output[:, :, :, -1]
+        return Retention(seen.attention[:, :, :, -1], output)
