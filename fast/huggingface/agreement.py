@@ -20,11 +20,10 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
-from kvlab.fast.huggingface.arguments import only_logits
+from kvlab.fast.huggingface.arguments import first_position, only_logits
 from kvlab.fast.huggingface.attachment import attached, implementation
 from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
-from kvlab.fast.huggingface.forward import first_position
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.kernels.attention import without_autocast
 from kvlab.reference.policy import Edges

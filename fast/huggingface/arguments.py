@@ -12,7 +12,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from kvlab.fast.huggingface.generation import how_to_go_on
-from kvlab.fast.huggingface.text import StreamClock
+from kvlab.fast.huggingface.rotary import longest_alike
+from kvlab.fast.huggingface.text import State, StreamClock, Text
 
 BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 """Arguments that have something for every token of the call."""
@@ -44,6 +45,121 @@ OTHER_MASK = (
     " is not the mask of the text in the cache: a call reads all that is kept of that text; leave "
     "the mask out, or repeat the one of earlier calls"
 )
+
+
+class Arguments:
+    """What a model's ``forward`` may be given inside `compress`."""
+
+    def __init__(self, model: Any, taken: Container[str], block_size: int | None) -> None:
+        self.model, self.taken, self.block_size = model, taken, block_size
+        self.configs = configs_of(model)
+        self.places_images = hasattr(model.base_model, "get_rope_index")
+        """Whether the model gives the tokens of an image positions of their own (Qwen2.5-VL)."""
+        self.first_position = first_position(model)
+        self.longest_alike = longest_alike(model)
+
+    def checked(
+        self, text: Text, stated: Mapping[str, Any]
+    ) -> tuple[Tensor, Bool[Tensor, "N m"] | None]:
+        """Return the inputs of a call, and which are no padding; ValueError if one is wrong."""
+        clock = text.clock
+        refuse_flags(self.configs, stated)
+        refuse_unknown(type(self.model).__name__, self.taken, stated)
+        if self.model.training:
+            refuse_checkpointing(self.model)
+        if "cache_position" in stated and text.state is State.READY:
+            raise ValueError("cache_position: the cache counts its tokens itself; leave it out")
+        inputs = inputs_of(stated, clock.columns)
+        N, m = inputs.shape[:2]
+        clock.check(N)
+        check_logits_to_keep(stated.get("logits_to_keep", 0), clock.records_confidence)
+        real = real_tokens(clock, stated.get("attention_mask"), N, m)
+        if m > 1 and "position_ids" in stated:
+            refuse_packed(stated["position_ids"], real)
+        if m > (self.block_size or m):
+            self._refuse_in_blocks(clock, stated, m)
+        if text.policy.specification.reposition:
+            self._check_positions(clock, stated, real, m)
+        return inputs, real
+
+    def _refuse_in_blocks(self, clock: StreamClock, given: Mapping[str, Any], m: int) -> None:
+        length = max((row.seen for row in clock.rows), default=0) + m
+        if self.longest_alike is not None and given.get("position_ids") is not None:
+            length = max(length, int(given["position_ids"].max()) + 1)
+        if self.longest_alike is not None and length > self.longest_alike:
+            raise ValueError(
+                f"block_size = {self.block_size} cannot be used with a text of {length} tokens: "
+                f"this model's rotary embedding takes other frequencies beyond "
+                f"{self.longest_alike} tokens, and earlier blocks would keep the first ones; call "
+                "compress() without block_size, or give at most so many tokens"
+            )
+        for name in not_text(given):
+            raise ValueError(
+                f"{name} cannot be used with a prompt longer than block_size: call compress() "
+                "without block_size for prompts with more than text"
+            )
+        flags = (setting(self.configs, given, name, True) for name in PER_TOKEN)
+        for found in (*filter(None, flags), *(["labels"] if "labels" in given else [])):
+            raise ValueError(f"{found} cannot be used with a prompt longer than block_size")
+        if not isinstance(given.get("logits_to_keep", 0), int):
+            raise ValueError("logits_to_keep must be a number with a prompt longer than block_size")
+
+    def _check_positions(
+        self, clock: StreamClock, given: Mapping[str, Any], real: Tensor | None, m: int
+    ) -> None:
+        """Refuse positions that are not the tokens' numbers: ``reposition`` counts on from these.
+
+        What is wrong with a single token on an accelerator is noted: nobody waits for it there.
+        """
+        if self.places_images and (names := not_text(given)):
+            raise ValueError(
+                f"{names[0]} cannot be used with reposition = True, because the model gives tokens "
+                "of an image positions of their own"
+            )
+        if (at := given.get("position_ids")) is None:
+            return
+        counted = clock.following(real, m).to(at.device)
+        same = ((at - self.first_position == counted) | (counted < 0)).all()
+        message = (
+            "position_ids must count the tokens of each text, 0, 1, 2, and so on, with reposition "
+            "= True, which makes a token's position its place in the cache: leave them out"
+        )
+        if m == 1 and at.device.type != "cpu":
+            clock.note(message, ~same)
+        elif not same:
+            raise ValueError(message)
+
+
+def real_tokens(
+    clock: StreamClock, attention_mask: Any, N: int, m: int
+) -> Bool[Tensor, "N m"] | None:
+    """Mark the tokens that are not padding; None: no padding. Always None for single tokens."""
+    if attention_mask is None:
+        return None
+    held = clock.columns
+    expected = (N, held + m)
+    if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != expected:
+        raise ValueError(f"attention_mask must be a tensor of shape {expected}{how_to_go_on(held)}")
+    if held:
+        check_past(clock, attention_mask, m)
+    if m == 1 and held:
+        return None
+    real = attention_mask[:, -m:].bool()
+    if not real.any(dim=1).all():
+        raise ValueError(
+            "attention_mask must leave at least one token in every row: for a padded prompt in "
+            "pieces, give it at once and use compress(block_size=...)"
+        )
+    if not real[:, -1].all():
+        raise ValueError("attention_mask must pad on the left: the last token is real")
+    return None if real.all() else real
+
+
+def first_position(model: Any) -> int:
+    """Return the position of a text's first token where a call gives none: RoBERTa's is not 0."""
+    counting = "create_position_ids_from_input_ids"
+    found = [module for module in model.get_decoder().modules() if hasattr(module, counting)]
+    return found[0].padding_idx + 1 if found else 0
 
 
 def configs_of(model: Any) -> tuple[Any, ...]:

@@ -6,10 +6,10 @@ from typing import Any
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
-from kvlab.fast.huggingface.adapters import without_wrapper
 from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.identity import without_wrapper
 from kvlab.fast.huggingface.repositioning import rotations_of
 from kvlab.reference import policy as reference
 from kvlab.reference.methods import parse

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.huggingface.adapters import without_wrapper
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.identity import without_wrapper
 from kvlab.fast.huggingface.text import PADDING, fingerprints
 
 WHOLE = (

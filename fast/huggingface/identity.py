@@ -102,6 +102,23 @@ def writes_to(model: Module) -> dict[int, int]:
 # --- adapters of PEFT ---
 
 
+def without_wrapper(model: Any) -> Any:
+    """Return the model inside PEFT's wrapper, whose layers have the adapters; or the model itself.
+
+    ValueError for learned prompts and prefixes, which are entries of no token.
+    """
+    if not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
+        return model
+    for name, adapter in model.peft_config.items():
+        if adapter.is_prompt_learning:
+            raise ValueError(
+                f"the adapter {name!r} of {type(model).__name__} ({adapter.peft_type.value}) puts "
+                "learned entries before the text, which kvlab does not know: use it without "
+                "compress()"
+            )
+    return model.get_base_model()
+
+
 def adapted(model: Any) -> list[Any]:
     """Return the layers that have adapters of PEFT."""
     return [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
