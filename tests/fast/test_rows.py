@@ -45,9 +45,9 @@ MODELS = {
 }
 
 
-def fed(model, cache, ids, **given):
+def fed(model, cache, input_ids, **given):
     with torch.no_grad():
-        return model(ids, past_key_values=cache, **given).logits[:, -1]
+        return model(input_ids, past_key_values=cache, **given).logits[:, -1]
 
 
 class Batch:
@@ -131,17 +131,29 @@ def test_a_copy_and_moved_rows_know_where_their_own_values_lie():
     model, spec = tiny("llama"), "desirekv@interval=6,selector=3,group=4"
     with compress(model, spec, watch=lambda *_: None) as cache:
         fed(model, cache, prompts([21, 17])["input_ids"])
-        for number, held in enumerate((cache, cache.copy())):
-            tokens = prompts([14, 14], seed=number)["input_ids"]
-            for i in range(14):
-                fed(model, held, tokens[:, i : i + 1])
-            for order in ([0, 1], [1, 0]):
+        both = [(cache, 0), (cache.copy(), 1)]
+        texts = [prompts([14, 14], seed=number)["input_ids"] for _, number in both]
+        for i in range(14):
+            for held, number in both:
+                fed(model, held, texts[number][:, i : i + 1])
+        for order in ([0, 1], [1, 0]):
+            for held, _ in both:
                 held.reorder_cache(torch.tensor(order))
                 for entries in held.text.layers.caches:
                     tables = entries.tables()
                     assert tables is not None and len(tables[0]) > 1
                     keys, values, found = tables
                     torch.testing.assert_close(found, partners_of(keys, values, len(entries)))
+
+
+def test_every_row_has_a_count_of_demoted_entries():
+    model, given = tiny("llama"), prompts([25, 17])
+    with compress(model, "ddks@interval=6,selector=3,group=4") as cache:
+        fed(model, cache, **given)
+        for token in prompts([9, 9])["input_ids"].T:
+            fed(model, cache, token[:, None])
+        cache.batch_repeat_interleave(2)
+        assert cache.text.layers.caches[0].demoted == (5, 5, 5, 5)
 
 
 def test_rows_behind_slots_that_were_given_back_begin_with_start_values():
