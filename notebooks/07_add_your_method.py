@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 306f184b
+#   read: 2026-11-26 3483c9ec
 # ---
 
 # %% [markdown]
