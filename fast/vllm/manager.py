@@ -61,8 +61,9 @@ class Account:
 
     @property
     def reserved(self) -> int:
-        """Blocks that the request holds at most."""
-        return most_blocks(self.settings, self.read, self.last)
+        """Blocks that the request holds at most from now on; this never rises."""
+        later = max(0, self.request.num_computed_tokens - self.read)
+        return most_blocks(self.settings, self.read, self.last)[later]
 
     def summary(self) -> str:
         """Say in a line what was evicted."""
@@ -75,8 +76,8 @@ class Account:
 class EvictingManager(FullAttentionManager):
     """Blocks of requests that evict some.
 
-    A request is admitted when the pool has room for what it and all that run can hold at most; so
-    none is ever preempted, and none has to be read again in another way than it was written.
+    A request is admitted when the pool is as large as all that it and those that run can hold from
+    then on. These bounds only fall: none is ever preempted, and read in another way than written.
     """
 
     def __init__(self, kv_cache_spec: EvictingSpec, **given: Any) -> None:
@@ -102,9 +103,10 @@ class EvictingManager(FullAttentionManager):
         own = self.accounts[request_id]
         if own.turn != own.request.num_preemptions:
             own.begin()
-        others = [name for name in self.accounts if self.req_to_blocks.get(name)]
-        free = [self.accounts[name].reserved - self._held(name) for name in others]
-        return max(needed, own.reserved) + sum(max(0, n) for n in free) if others else needed
+        held = self.req_to_blocks
+        running = [each.reserved for name, each in self.accounts.items() if held.get(name)]
+        used = self.block_pool.num_gpu_blocks - 1 - self.block_pool.get_num_free_blocks()
+        return max(needed, own.reserved + sum(running) - used)
 
     def _held(self, request_id: str) -> int:
         return sum(block is not self._null_block for block in self.req_to_blocks[request_id])

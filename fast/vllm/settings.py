@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 
 from kvlab.fast.engine.policy import Policy, Score
@@ -62,19 +63,16 @@ class Settings:
         return self.remembers and self.policy.needs.prompt
 
 
-@lru_cache(4096)
-def most_blocks(settings: Settings, prompt: int, tokens: int) -> int:
-    """Return the blocks that ``tokens`` hold at most, whose first ones are read as one block."""
-    held = most = -(-prompt // settings.block) + (settings.in_flight > 0)
-    due, kept = settings.specification.schedule.due, settings.blocks
-    if due(Clock(prompt, prompt, prompt)):
-        held = min(held, kept)
-    for seen in range(prompt + 1, tokens + 1):
-        held += seen % settings.block == 1 or settings.block == 1
-        most = max(most, held)
-        if due(Clock(seen, 1, prompt)):
-            held = min(held, kept)
-    return min(most + (settings.in_flight > 0), -(-tokens // settings.block))
+@lru_cache(256)
+def most_blocks(settings: Settings, prompt: int, tokens: int) -> tuple[int, ...]:
+    """Return the blocks held at most from the prompt's last token on, from the next one on, ..."""
+    due, held, evicted = settings.specification.schedule.due, [], [0] * (1 + settings.in_flight)
+    for seen in range(prompt, tokens + 1):
+        blocks = -(-seen // settings.block)
+        held.append(blocks - evicted[-1 - settings.in_flight])
+        decides = due(Clock(seen, prompt if seen == prompt else 1, prompt))
+        evicted.append(max(evicted[-1], decides * (blocks - settings.blocks)))
+    return tuple(accumulate(reversed(held), max))[::-1]
 
 
 def settings_of(config: Any) -> Settings | None:

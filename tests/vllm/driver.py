@@ -58,7 +58,7 @@ class Engine:
         """Forget what was found so far."""
         self.texts: dict = {}
         self.evicted: list = []
-        self.steps = self.preempted = self.cached = 0
+        self.steps = self.preempted = self.cached = self.at_once = 0
         self.least_free = self.pool.get_num_free_blocks()
         LOG.clear()
 
@@ -103,6 +103,7 @@ class Engine:
                     name = f"{output.request_id}/{each.index}"
                     self.texts[name] = {"tokens": list(each.token_ids), "logp": logp}
             self.least_free = min(self.least_free, self.pool.get_num_free_blocks())
+            self.at_once = max(self.at_once, len(self.scheduler.running))
             running = self.scheduler.requests.values()
             self.preempted = max([self.preempted, *(each.num_preemptions for each in running)])
 
@@ -122,6 +123,7 @@ class Engine:
             "steps": self.steps,
             "preempted": self.preempted,
             "cached": self.cached,
+            "at_once": self.at_once,
             "blocks": self.pool.num_gpu_blocks - 1,
             "free": self.pool.get_num_free_blocks(),
             "least_free": self.least_free,

@@ -78,6 +78,14 @@ def test_a_pool_that_is_full_lets_requests_wait(driver, model):
     assert found["preempted"] == 0 and found["least_free"] <= 8  # when a step has ended
 
 
+def test_what_a_prompt_held_is_free_for_others_when_it_was_read(driver, model):
+    """Prompts of eight blocks, of which three stay: a third comes beside two that hold four."""
+    prompts = texts(*[250] * 5, seed=9)
+    found = driver.run(asked("tova"), [*arriving(prompts, 60), ["drain"]], **SMALL)
+    assert assert_as_specified(model[0], found, prompts, "tova") >= 25
+    assert found["at_once"] >= 3 and found["preempted"] == 0
+
+
 @pytest.mark.parametrize(("method", "cached"), [("tova", 96), ("caote:h2o@recent=16", 0)])
 def test_a_prefix_is_handed_on_as_it_was_read_or_not_at_all(driver, model, method, cached):
     """The second request comes when blocks of the first one's prompt are evicted."""
