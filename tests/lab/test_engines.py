@@ -3,6 +3,7 @@
 import functools
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,17 +53,17 @@ def test_each_interpreter_has_a_folder_of_its_own_for_what_pip_installs(monkeypa
     with pytest.raises(FileNotFoundError, match="openvino is not installed: kvlab engines install"):
         engines.launch("openvino")
     engines.install("openvino")
-    assert len([*(tmp_path / "engines").iterdir()]) == 3
+    assert len([*(tmp_path / "engines").iterdir()]) == len(engines.WORKERS) + 1
 
 
 def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     (model, _), full = loading.load("reasoner", "float32", "cpu"), agreement.Setting("full", "full")
     greedy = model.generate(PROMPTS, max_new_tokens=6, min_new_tokens=6, do_sample=False)[:, 8:]
     text = {"prompts": PROMPTS.tolist(), "tokens": greedy.tolist()}
-    found = agreement.compare(model, "full", None, text)
+    found = agreement.compare(model, full, "full", text)
     assert (found["agreed"], found["gap"], full.verdict(found)) == (12, 0, "agrees")
     text["tokens"][1][2] += 1
-    found = agreement.compare(model, "full", None, {**text, "log_probs": [[0.0] * 6] * 2})
+    found = agreement.compare(model, full, "full", {**text, "log_probs": [[0.0] * 6] * 2})
     assert [found[name] for name in ("agreed", "prompt", "step")] == [6 + 2, 1, 2]
     assert (found["gap"] > agreement.TIE, full.verdict(found)) == (True, "WRONG: parts")
 
@@ -76,3 +77,27 @@ def test_an_engine_agrees_with_its_specification_alone(monkeypatch, engine, sett
     check += ["--tokens", "40" if setting == SHIFT[1] else "16"]  # 31 fill its context
     assert CliRunner().invoke(app, check).exit_code == 0
     assert CliRunner().invoke(app, [*check, "--method", wrong]).exit_code == 1
+
+
+def test_vllm_agrees_with_its_specification_alone():
+    if not engines.folder("vllm").is_dir():
+        pytest.skip("vllm is not here: kvlab engines install vllm")
+    found = {each.name: each for each in agreement.SETTINGS["vllm"]}
+    setting = found["sliding window and softcap"]
+    weights = agreement.weights_of("vllm", setting)
+    model, _ = agreement.load(weights)
+    asked = {"weights": str(weights), "prompts": [[*range(5, 75)], [*range(90, 140)]], "tokens": 8}
+    text = engines.generate("vllm", {**asked, "settings": setting.options})
+    assert setting.verdict(agreement.compare(model, setting, "full", text)) == "agrees"
+    wrong = agreement.compare(model, replace(setting, budget=16), "tova", text)
+    assert setting.verdict(wrong) == "WRONG: parts"
+    counted = replace(setting, counter="vllm:num_preemptions")
+    assert "num_preemptions is 0" in counted.verdict({**wrong, "counted": 0})
+
+
+def test_prompts_are_cut_and_share_their_beginning():
+    prompts = [[row] * 200 for row in range(10)]
+    lengths = [*map(len, agreement.unequal(prompts))]
+    assert lengths[:3] == [200, 181, 162] and lengths[8] == 200
+    pairs = agreement.in_pairs(prompts)
+    assert pairs[2] == prompts[2] and pairs[3] == [2] * 160 + [3] * 40

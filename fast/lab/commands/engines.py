@@ -1,5 +1,6 @@
 """``kvlab engines``: do engines keep what kvlab says that they keep?"""
 
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -44,7 +45,7 @@ def install(engine: Annotated[str, Argument(help=f"{', '.join(engines.INSTALL)}.
 @app.command()
 def check(
     engine: Annotated[
-        str, Argument(help="openvino, llama.cpp, or the command of a worker of your own.")
+        str, Argument(help="openvino, llama.cpp, vllm, or the command of a worker of your own.")
     ],
     prompts: Annotated[int, Option(help="Passages of the novel, of 224 tokens each.")] = 20,
     tokens: Annotated[int, Option(help="Tokens that the engine writes after each.")] = 64,
@@ -59,6 +60,9 @@ def check(
     budget: Annotated[
         int | None, Option(help="Its budget in entries, for a worker of your own.")
     ] = None,
+    plugin: Annotated[
+        bool, Option("--plugin", help="vLLM evicts by kvlab's methods, 128 entries kept.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Let SmolLM2 write under an engine's settings; compare with kvlab's specifications."""
@@ -68,40 +72,46 @@ def check(
     from kvlab.fast.lab.engines import agreement  # needs PyTorch
 
     own = agreement.Setting("own", "full", budget)
-    found = {each.name: each for each in agreement.SETTINGS.get(engine, (own,))}
+    setup = agreement.WITH_PLUGIN if plugin else engine
+    if plugin and engine != "vllm":
+        raise ValueError(f"engine = {engine!r} with --plugin must be vllm")
+    found = {each.name: each for each in agreement.SETTINGS.get(setup, (own,))}
     names = [*map(str.strip, settings.split(";"))] if settings else list(found)
     for name in names:
         check_choice(found, settings=name)
     engines.launch(engine)
-    weights = gguf_file("smollm2")
-    if not weights.is_file():
-        raise FileNotFoundError(f"{weights} is written by: kvlab engines install ENGINE")
-    with working("loading SmolLM2"):
-        import torch
-
-        from kvlab.fast.models.loading import load_gguf
-
-        model, tokenizer = load_gguf(weights)
     texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(prompts)]
-    asked = {"weights": str(weights), "tokens": tokens}
-    asked |= {"prompts": [tokenizer(text).input_ids[:224] for text in texts]}  # of one length
-    model, rows = torch.nn.Module.float(model), []
-    steps_of = kept_steps("check", engine=engine, method=method, asked=asked)
+    load, rows = lru_cache(maxsize=1)(agreement.load), []
+    with working("loading SmolLM2"):
+        _, tokenizer = load(agreement.weights_of(engine, own))
+    passages = [tokenizer(text).input_ids[:224] for text in texts]  # of one length
+    steps_of = kept_steps("check", engine=setup, method=method, asked=[passages, tokens])
     with reporting(transient=True) as report, steps_of as steps:
         for number, setting in enumerate(found[name] for name in names):
             report(number, len(names), setting.name)
             spec = method or setting.spec
 
             def figures_of(setting: agreement.Setting = setting, spec: str = spec) -> dict:
+                weights = agreement.weights_of(engine, setting)
+                model, _ = load(weights)
+                ids = setting.prompts(
+                    [[i % model.config.vocab_size for i in each] for each in passages]
+                )
+                asked = {"weights": str(weights), "prompts": ids, "tokens": tokens}
                 written = engines.generate(engine, {**asked, "settings": setting.options})
-                return agreement.compare(model, spec, setting.budget, written)
+                return agreement.compare(model, setting, spec, written)
 
-            figures = steps.do((setting.name, setting.budget), figures_of)
-            row = {"setting": setting.name, "specification": spec, **figures}
-            rows.append({**row, "verdict": setting.verdict(figures)})
+            row = {"setting": setting.name, "specification": spec}
+            try:
+                figures = steps.do((setting.name, setting.budget), figures_of)
+                rows.append({**row, **figures, "verdict": setting.verdict(figures)})
+            except ChildProcessError as error:
+                if setting.differs is not None:
+                    raise
+                rows.append({**row, "verdict": f"not run: {str(error).splitlines()[-1]}"})
     if json:
         print_json(rows)
     else:
-        print_table(tabulate(rows, COLUMNS, words=2), f"{engine} and kvlab")
+        print_table(tabulate(rows, COLUMNS, words=2), f"{setup} and kvlab")
     if any(row["verdict"].startswith("WRONG") for row in rows):
         raise Exit(1)

@@ -1,12 +1,12 @@
 """Engines that people deploy: each writes tokens under its own cache, in a process of its own.
 
 A worker is a program that imports nothing of kvlab. It reads one JSON object from standard input:
-``weights`` (GGUF file), ``prompts`` (token ids), ``settings``, ``tokens`` (how many to write
-greedily after each prompt) and ``out``. To the file ``out`` it writes an object: ``tokens``, a list
-per prompt, and ``log_probs`` of each token, if the engine tells. Workers of `WORKERS` add what they
-took: ``times``, seconds of CPU time and on the clock before the prompt and after the first and last
-token; ``bytes`` of the cache. ``timed``: they need not tell log_probs; not ``exact``: OpenVINO
-chooses its number formats.
+``weights`` (GGUF file; for vLLM a directory), ``prompts`` (token ids), ``settings``, ``tokens``
+(how many to write greedily after each prompt) and ``out``. To the file ``out`` it writes an object:
+``tokens``, a list per prompt, and ``log_probs`` of each token, if the engine tells. Workers of
+OpenVINO and llama.cpp add what they took: ``times``, seconds of CPU time and on the clock before
+the prompt and after the first and last token; ``bytes`` of the cache. ``timed``: they need not tell
+log_probs; not ``exact``: OpenVINO chooses its number formats.
 """
 
 import json
@@ -33,7 +33,9 @@ INSTALL: Mapping[str, tuple[str, ...]] = {
 WORKERS: Mapping[str, tuple[str, ...]] = {
     "openvino": (sys.executable, "-I", str(HERE / "openvino_worker.py")),
     "llama.cpp": ("node", str(HERE / "llama_cpp_worker.mjs")),
+    "vllm": ("{folder}/bin/python", str(HERE / "vllm_worker.py")),
 }
+"""Command of each engine's worker; the folder follows."""
 
 
 def folder(engine: str) -> Path:
@@ -70,7 +72,8 @@ def launch(engine: str) -> list[str]:
     if engine in WORKERS:
         if not folder(engine).is_dir():
             raise FileNotFoundError(f"{engine} is not installed: kvlab engines install {engine}")
-        return [*WORKERS[engine], str(folder(engine))]
+        where = str(folder(engine))
+        return [part.format(folder=where) for part in (*WORKERS[engine], where)]
     command = shlex.split(engine)
     if not command or shutil.which(command[0]) is None:
         raise FileNotFoundError(f"engine = {engine!r} is no command, nor {' or '.join(WORKERS)}")
