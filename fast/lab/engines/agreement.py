@@ -173,8 +173,8 @@ SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     ),
     WITH_PLUGIN: (
         *map(_plugged, PLUGGED),
-        _plugged("h2o", told="h2o; control: budget 160", kept=160),
-        _plugged("h2o", told="h2o; control: pages of 64", spec="h2o@page=64,kv_heads=model"),
+        _plugged("h2o", told="h2o, control: budget 160", kept=160),
+        _plugged("h2o", told="h2o, control: pages of 64", spec="h2o@page=64,kv_heads=model"),
     ),
 }
 
