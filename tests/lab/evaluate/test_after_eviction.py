@@ -172,8 +172,8 @@ def test_answers_count_if_a_part_of_them_comes_after_an_eviction():
 def test_an_engine_that_evicts_nothing_so_far_does_not_agree():
     model, prompts = tiny("llama"), [TEXT[:8]]
     text = {"tokens": [TEXT[8:14]], "prompts": prompts}
-    setting = agreement.Setting("own", "streaming_llm", 12)
     for budget in (12, 20):
-        figures = agreement.compare(model, setting.spec, budget, text)
+        setting = agreement.Setting("own", "streaming_llm", budget)
+        figures = agreement.compare(model, setting, setting.spec, text)
         assert figures["after_eviction"] == After(0, 6, "tokens")
         assert setting.verdict(figures).startswith("measures nothing")
