@@ -40,7 +40,7 @@ def first_to_go(
 ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
     """Return the slot of each head's lowest score, of equal ones the earliest, and that score.
 
-    That score must be below infinity. ``safe`` None: every entry may be evicted.
+    That score must be below infinity. ``protected`` None: every entry may be evicted.
     """
     open_scores = scores if protected is None else scores.masked_fill(protected, torch.inf)
     lowest = open_scores.amin(dim=-1, keepdim=True)
@@ -120,7 +120,7 @@ def ascending(scores):
 @kernel
 def read_block(
     scores, protected, positions, score_row, place_row, protected_row, block, n,
-    BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
 ):  # fmt: skip
     """Return a block's slots, sortable scores, and marks of candidates and of protected slots."""
     slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -128,7 +128,7 @@ def read_block(
     present = tl.load(positions + place_row + slot, mask=there, other=-1) >= 0
     keys = ascending(tl.load(scores + score_row + slot, mask=there, other=0.0))
     marked = present & False
-    if SAFE:
+    if PROTECTS:
         marked = present & (tl.load(protected + protected_row + slot, mask=there, other=0) != 0)
     return slot, keys, present & (marked == 0), marked
 
@@ -137,7 +137,7 @@ def read_block(
 def keep_sets(
     scores, protected, positions, keep,
     n, width, s_head, p_head, heads_of_one,
-    SCORE_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
+    SCORE_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
 ):  # fmt: skip
     """Write the ``width`` slots of each head that are kept, ascending.
 
@@ -152,17 +152,9 @@ def keep_sets(
     secure = tl.full([], 0, tl.int32)
     for block in range(0, blocks):
         _slot, _keys, _candidate, marked = read_block(
-            scores,
-            protected,
-            positions,
-            score_row,
-            place_row,
-            protected_row,
-            block,
-            n,
-            BLOCK_N,
-            SAFE,
-        )
+            scores, protected, positions, score_row, place_row, protected_row, block, n,
+            BLOCK_N, PROTECTS,
+        )  # fmt: skip
         secure += tl.sum(marked.to(tl.int32), axis=0)
     digits = tl.arange(0, 512)
     wanted = width - secure
@@ -172,17 +164,9 @@ def keep_sets(
         counts = tl.zeros([512], tl.int32)
         for block in range(0, blocks):
             _slot, keys, candidate, _marked = read_block(
-                scores,
-                protected,
-                positions,
-                score_row,
-                place_row,
-                protected_row,
-                block,
-                n,
-                BLOCK_N,
-                SAFE,
-            )
+                scores, protected, positions, score_row, place_row, protected_row, block, n,
+                BLOCK_N, PROTECTS,
+            )  # fmt: skip
             upper = keys >> (24 - 8 * turn)
             digit = tl.where(candidate & ((upper >> 8) == low), upper & 255, 256).to(tl.int32)
             counts += tl.histogram(digit, 512)
@@ -197,17 +181,9 @@ def keep_sets(
     seen_equal = tl.full([], 0, tl.int32)
     for block in range(0, blocks):
         slot, keys, candidate, marked = read_block(
-            scores,
-            protected,
-            positions,
-            score_row,
-            place_row,
-            protected_row,
-            block,
-            n,
-            BLOCK_N,
-            SAFE,
-        )
+            scores, protected, positions, score_row, place_row, protected_row, block, n,
+            BLOCK_N, PROTECTS,
+        )  # fmt: skip
         tie = (candidate & (keys == low)).to(tl.int32)
         number = seen_equal + tl.cumsum(tie, axis=0)
         stay = marked | (candidate & (keys > low)) | ((tie != 0) & (number > passed_over))
@@ -230,6 +206,6 @@ def _keep_in_triton(
     keep_sets[(N * G,)](
         scores, marks, flat, keep,
         n, width, n, flat.stride(0), G,
-        SCORE_HEADS=scores.shape[1], BLOCK_N=min(1024, columns(n)), SAFE=protected is not None,
+        SCORE_HEADS=scores.shape[1], BLOCK_N=min(1024, columns(n)), PROTECTS=protected is not None,
     )  # fmt: skip
     return keep
