@@ -12,6 +12,7 @@ from outside import SOURCE, methods_named
 from transformers import LlamaConfig
 
 from kvlab.fast.lab import engines
+from kvlab.fast.lab.engines.vllm_environment import announce
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -97,11 +98,7 @@ def looks(tmp_path_factory):
 def driver(model, python, looks, tmp_path_factory):
     """A process in vLLM's environment, whose kvlab is this one, or a tree with a mistake."""
     entry = tmp_path_factory.mktemp("entry")
-    information = entry / "kvlab-0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: kvlab\nVersion: 0\n")
-    point = "[vllm.general_plugins]\nkvlab = kvlab.fast.vllm:register\n"
-    (information / "entry_points.txt").write_text(point)
+    announce(entry)
     tree = os.environ.get("KVLAB_PLANTED", str(ROOT / ".namespace"))
     path = os.pathsep.join([tree, str(entry)])
     running = Driver(model[1], python, path, looks)

@@ -5,6 +5,8 @@ import random
 import pytest
 from oracle import dense, specified
 
+from kvlab.fast.lab.engines import plugged
+
 SLOW = pytest.mark.slow
 METHODS = (
     "caote:h2o@recent=16",
@@ -126,7 +128,7 @@ REFUSED = [
     ),
     (
         None,
-        {"kv_transfer_config": {"kv_connector": "KvlabConnector", "kv_role": "kv_both"}},
+        {"kv_transfer_config": plugged("tova", 96)["kv_transfer_config"]},
         "needs additional_config",
     ),
 ]

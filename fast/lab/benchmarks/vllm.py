@@ -7,7 +7,6 @@ together. Methods keep a quarter of a request. Every row is a process of its own
 loading the model is not counted. Speeds are of CPU time, and by the clock.
 """
 
-import shlex
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +25,6 @@ BLOCK = 32
 SHARES = (1.0, 0.5, 0.25)
 METHODS = ("streaming_llm@protected=first4", "tova", "h2o", "caote:h2o")
 WITHOUT, INSTALLED = "full, without the plug-in", "full, the plug-in not configured"
-CONNECTOR = {"kv_connector": "KvlabConnector", "kv_role": "kv_both"}
 
 
 def _rows() -> Iterator[tuple[float, str]]:
@@ -38,29 +36,25 @@ def _rows() -> Iterator[tuple[float, str]]:
 
 
 def _settings(run: Run, share: float, method: str) -> dict[str, Any]:
-    """Return the arguments of vLLM's ``LLM``; one block is its own."""
+    """Return the settings of vLLM's worker; one block is vLLM's own."""
     needed = run.batch * -(-(run.prompt + run.tokens) // BLOCK)
     settings: dict[str, Any] = {
-        "dtype": "float32",
         "block_size": BLOCK,
-        "enforce_eager": True,
-        "max_model_len": run.prompt + run.tokens,
+        "enable_prefix_caching": True,
         "max_num_seqs": run.batch,
         "num_gpu_blocks_override": int(needed * share) + 1,
+        "without_plugin": method == WITHOUT,
     }
     if method in METHODS:
-        budget = (run.prompt + run.tokens) // 4
-        settings["additional_config"] = {"kvlab": {"method": method, "budget": budget}}
-        settings["kv_transfer_config"] = CONNECTOR
+        settings |= engines.plugged(method, (run.prompt + run.tokens) // 4)
     return settings
 
 
-def _measured(python: str, model: str, run: Run, share: float, method: str) -> dict[str, Any]:
-    command = shlex.join([python, "-m", "kvlab.fast.lab.benchmarks.vllm_contender"])
+def _measured(model: str, run: Run, share: float, method: str) -> dict[str, Any]:
     known = min(VOCABULARY, AutoConfig.from_pretrained(model).vocab_size)
     asked = {"weights": model, "prompts": drawn(run, known).tolist(), "tokens": run.tokens}
-    asked |= {"settings": _settings(run, share, method), "plugin": method != WITHOUT}
-    found = engines.generate(command, asked)
+    asked |= {"settings": _settings(run, share, method), "timed": True}
+    found = engines.generate("vllm", asked)
     cpu, wall = (after - before for before, after in zip(*found["times"], strict=True))
     row = {"share": share, "method": method, "cpu_seconds": cpu, "seconds": wall}
     for name, seconds in (("of_cpu_time", cpu), ("by_the_clock", wall)):
@@ -77,16 +71,15 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure so many requests of one length."""
-    python, location = engines.python("vllm"), model_location(model)
-    if python is None:
-        raise typer.BadParameter("vLLM is not installed: kvlab engines install vllm")
+    engines.launch("vllm")
+    location = model_location(model)
     run, rows = Run(prompt, written, requests), list(_rows())
     asked = {"model": model, "requests": requests, "prompt": prompt, "written": written}
     with measuring(out, asked, "cpu", len(rows)) as once:
         found = [
             once(
                 f"{method} at {share} of the memory",
-                partial(_measured, python, location, run, share, method),
+                partial(_measured, location, run, share, method),
             )
             for share, method in rows
         ]

@@ -12,7 +12,6 @@ from kvlab.fast.lab.points import AFTER_EVICTION
 from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
-from kvlab.fast.models import gguf_file
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.tasks import english
@@ -29,16 +28,16 @@ COLUMNS = [
 
 @app.command()
 def install(engine: Annotated[str, Argument(help=f"{', '.join(engines.INSTALL)}.")]) -> None:
-    """Install an engine into a folder of its own, and SmolLM2 as a file that openvino and llama.cpp
-    read.
-    """
+    """Install an engine into a folder of its own, and fetch SmolLM2 as the engine reads it."""
     check_choice(engines.INSTALL, engine=engine)
     engines.install(engine)
-    if engine in engines.WORKERS and not gguf_file("smollm2").is_file():
+    weights = engines.weights_for(engine)
+    if not weights.exists():
         with working("fetching and writing SmolLM2"):
             from kvlab.fast.models import fetching
 
-            fetching.write_gguf("smollm2")
+            write = fetching.write_gguf if weights.suffix == ".gguf" else fetching.fetch
+            write("smollm2")
     print_line(f"{engine}: {engines.folder(engine)}")
 
 

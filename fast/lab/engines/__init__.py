@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvlab import reference
-from kvlab.fast.models import cache_directory
+from kvlab.fast.models import cache_directory, fetched_directory, gguf_file
+from kvlab.fast.vllm import CONNECTOR
 
 HERE = Path(__file__).parent
 PACKAGES = (str(Path(reference.__file__).parent), str(HERE.parents[1]))
@@ -64,6 +65,11 @@ def python(engine: str) -> str | None:
     return str(found) if found.is_file() else None
 
 
+def weights_for(engine: str) -> Path:
+    """Return where SmolLM2 is, as the engine reads it, whether it is there or not."""
+    return fetched_directory("smollm2") if engine == "vllm" else gguf_file("smollm2")
+
+
 def launch(engine: str) -> list[str]:
     """Return the command of a worker, for a name of `WORKERS` or such a command.
 
@@ -78,6 +84,14 @@ def launch(engine: str) -> list[str]:
     if not command or shutil.which(command[0]) is None:
         raise FileNotFoundError(f"engine = {engine!r} is no command, nor {' or '.join(WORKERS)}")
     return command
+
+
+def plugged(method: str, budget: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``LLM`` by which kvlab's method evicts blocks there."""
+    return {
+        "additional_config": {"kvlab": {"method": method, "budget": budget}},
+        "kv_transfer_config": {"kv_connector": CONNECTOR, "kv_role": "kv_both"},
+    }
 
 
 def generate(engine: str, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvlab.fast.huggingface import compress
+from kvlab.fast.lab.engines import plugged, weights_for
 from kvlab.fast.lab.points import After, tokens_after
-from kvlab.fast.models import cache_directory, fetched_directory, gguf_file, loading
-from kvlab.fast.vllm import CONNECTOR
+from kvlab.fast.models import cache_directory, loading
 from kvlab.fast.vllm.settings import completed
 from kvlab.reference import methods
 
@@ -120,10 +120,7 @@ def _fp8(format: str) -> Setting:
 
 def _plugged(method: str, budget: int = 128, told: str = "", **other: Any) -> Setting:
     """Return kvlab's method inside vLLM; ``other`` is what the specification says otherwise."""
-    options = {
-        "additional_config": {"kvlab": {"method": method, "budget": budget}},
-        "kv_transfer_config": {"kv_connector": CONNECTOR, "kv_role": "kv_both"},
-    }
+    options = plugged(method, budget)
     spec, kept = other.get("spec", completed(method, 32)), other.get("kept", budget)
     return Setting(told or method, spec, kept, options, 1e-4, bool(other), prompts=unequal)
 
@@ -177,7 +174,7 @@ SETTINGS: Mapping[str, tuple[Setting, ...]] = {
         _plugged("h2o", told="h2o, control: pages of 64", spec="h2o@page=64,kv_heads=model"),
     ),
 }
-
+"""What is checked of each engine."""
 
 TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 40}
@@ -194,9 +191,7 @@ def save_random_model(architecture: str, directory: Path) -> None:
     for name, weights in model.named_parameters():
         if name.endswith("sinks"):
             torch.nn.init.normal_(weights, std=2)
-    if (
-        model.config.tie_word_embeddings
-    ):  # else each token would predict itself, whatever it attends to
+    if model.config.tie_word_embeddings:  # else each token predicts itself
         model.get_input_embeddings().weight.data /= 10
         model.model.norm.weight.data += 2
     model.save_pretrained(directory)
@@ -212,7 +207,7 @@ def weights_of(engine: str, setting: Setting) -> Path:
         if not directory.is_dir():
             save_random_model(setting.model, directory)
         return directory
-    found = fetched_directory(SMOLLM2) if engine == "vllm" else gguf_file(SMOLLM2)
+    found = weights_for(engine)
     if not found.exists():
         raise FileNotFoundError(f"{found} is written by: kvlab engines install ENGINE")
     return found

@@ -34,6 +34,11 @@ def link(reference: str, fast: str, folder: str) -> None:
         link = site / "kvlab" / name
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(Path(target).resolve(), target_is_directory=True)
+    announce(site)
+
+
+def announce(site: Path) -> None:
+    """Let vLLM find the plug-in, if the folder is on its path."""
     information = site / "kvlab-0.1.0.dist-info"
     information.mkdir()
     for name, text in FILES.items():
