@@ -1,9 +1,8 @@
 """What the kernels share: Triton, how they are tuned, how work is shared out, pieces of code."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from importlib.util import find_spec
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -34,9 +33,12 @@ else:
     triton = tl = knobs = Missing()
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Let Triton compile a function, without the run-time type checker that may wrap it."""
-    return triton.jit(unwrap(function))
+def kernel(function: Callable[..., Any], changing: Sequence[str] = ()) -> Any:
+    """Let Triton compile a function, without the run-time type checker that may wrap it.
+
+    Triton compiles again where a number is 1 or a multiple of 16, but for arguments ``changing``.
+    """
+    return triton.jit(do_not_specialize=list(changing))(unwrap(function))
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " N"]:
@@ -70,14 +72,19 @@ def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any],
 
 MOST_PARTS = 64
 WAVES = 2
-"""Programs per multiprocessor that a split kernel aims at."""
+"""Programs per multiprocessor that a split kernel aims at; up to twice as many, if more even."""
 ENTRIES_OF_A_PART = 64
 """Least number of entries in a part, if there are so many."""
 
 
 def magnitude(n: int) -> int:
-    """Return the power of two at or above n: what configurations are chosen for."""
+    """Return the power of two at or above n."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def order(n: int) -> int:
+    """Return 2^12, 2^16, 2^20 and so on, at or above n: what configurations are chosen for."""
+    return 1 << max(12, -(-(n - 1).bit_length() // 4) * 4)
 
 
 def columns(d: int) -> int:
@@ -86,13 +93,36 @@ def columns(d: int) -> int:
 
 
 def split(n: int, block: int, heads: int, device: torch.device) -> int:
-    """Return the number of parts of n entries: a power of two, since each number is compiled."""
-    parts = max(1, -(-n // block))
+    """Return the number of parts of n entries: few numbers, since kernels may be compiled for each.
+
+    Enough entries are split so that programs fill the multiprocessors; fewer, so that a part has
+    about ``block``.
+    """
     processors = 132
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = max(1, min(MOST_PARTS, parts, math.ceil(WAVES * processors / heads)))
-    return 1 << (wanted - 1).bit_length()
+    return min(most_even(heads, processors), magnitude(-(-n // block)))
+
+
+@cache
+def most_even(heads: int, processors: int) -> int:
+    """Return the parts of a head with which every multiprocessor gets as many programs."""
+    least = max(1, min(MOST_PARTS, WAVES * processors // heads))
+
+    def idle(parts: int) -> float:
+        return -parts * heads % processors / (parts * heads)
+
+    return min(range(least, min(MOST_PARTS, 2 * least) + 1), key=idle)
+
+
+def starts_early(device: torch.device) -> bool:
+    """Say whether programs can be there before the kernel before them ends: NVIDIA's from 9.0.
+
+    That kernel lets them in by `gdc_launch_dependents`; they wait for its end by `gdc_wait`.
+    """
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 # --- where tensors lie ---------------------------------------------------------------------------
@@ -140,6 +170,13 @@ def multiplied_in_float32(x: Tensor) -> bool:
 
 
 # --- pieces of kernels ---------------------------------------------------------------------------
+
+
+@kernel
+def share_of(part, parts, n):
+    """Return where a part of n entries begins, at a multiple of 16, and where it ends."""
+    sixteens = tl.cdiv(n, 16)
+    return part * sixteens // parts * 16, tl.minimum((part + 1) * sixteens // parts * 16, n)
 
 
 @kernel

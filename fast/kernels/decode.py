@@ -8,6 +8,7 @@ once, 2·n·d·e; raw logits written and read again as float32, 8·ρ·n, and wh
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,12 +119,13 @@ def logits_of_block(q, k, scale, softcap, SOFTCAP: tl.constexpr):
     return logits
 
 
-@common.kernel
+@partial(common.kernel, changing=("m", "n", "rows", "tall", "magnitude", "parts"))
 def attend_rows(
     queries, keys, values, rows_at, entries_at, gains, raw, lse, output,
     m, n, rows, tall, magnitude, parts, heads_of_one, scale, softcap,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SOFTCAP: tl.constexpr, WIDE: tl.constexpr, SCORES: tl.constexpr, WITH_VALUES: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Attention of a head's rows to one part of its entries.
 
@@ -132,8 +134,11 @@ def attend_rows(
     reads entries at or before its own. ``queries``, ``keys``, ``values`` and ``entries_at`` are
     `Rows`. ``tall`` and ``magnitude`` are for the tuner, which reads arguments by name. With WIDE,
     products are formed in float32, else in the stored number format; sums are always float32. Grid:
-    (heads, blocks of rows, parts); a program walks some blocks.
+    (heads, blocks of rows, parts); a program walks the blocks of its share. With EARLY the next
+    kernel may start, and wait.
     """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     sequence = head // heads_of_one
     row, column = block_m * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
@@ -148,10 +153,10 @@ def attend_rows(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    rounds = tl.cdiv(tl.cdiv(end, BLOCK_N), parts)
-    for block in range(part * rounds, (part + 1) * rounds):
-        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = entry < n
+    begin, end = common.share_of(part, parts, end)
+    for first in range(begin, end, BLOCK_N):
+        entry = first + tl.arange(0, BLOCK_N)
+        there = entry < end
         held = there
         if entries_at is not None:
             at = entries_at.data + head * entries_at.head + entry
@@ -182,48 +187,70 @@ def attend_rows(
 
 attend_to_parts = common.tuned(
     common.blocks(4, 3, BLOCK_N=32),
-    common.blocks(4, 2, BLOCK_N=64),
+    common.blocks(4, 5, BLOCK_N=32),
+    common.blocks(2, 4, BLOCK_N=32),
     common.blocks(4, 3, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_N=64),
-    common.blocks(4, 2, BLOCK_N=128),
-    common.blocks(8, 2, BLOCK_N=128),
+    common.blocks(4, 4, BLOCK_N=64),
+    common.blocks(8, 4, BLOCK_N=64),
     common.blocks(8, 3, BLOCK_N=128),
-    key=["magnitude", "rows", "D", "parts", "WIDE", "SCORES"],
+    key=["magnitude", "rows", "D", "WIDE", "SCORES", "SOFTCAP"],
 )(attend_rows)
 """The rows are the query heads of one token."""
 
 
 @common.kernel
+def joined_softmax(lse, head, row, parts, RHO: tl.constexpr, BLOCK_PARTS: tl.constexpr):
+    """Return the weights of parts ``[parts, rows]``, and what makes logits probabilities.
+
+    That is: what to subtract from them, and by what to multiply their exponentials.
+    """
+    part = tl.arange(0, BLOCK_PARTS)
+    known = (part < parts)[:, None] & (row < RHO)[None, :]
+    place = (head * parts + part[:, None]) * RHO + row[None, :]
+    logged = tl.load(lse + place, mask=known, other=float("-inf"))
+    best = tl.max(logged, axis=0)
+    anchor = tl.where(best == float("-inf"), 0.0, best)
+    shares = tl.exp(logged - anchor[None, :])
+    mass = tl.sum(shares, axis=0)
+    inverse = 1.0 / tl.where(mass == 0, 1.0, mass)
+    return shares * inverse[None, :], anchor, inverse
+
+
+@partial(common.kernel, changing=("n", "parts"))
 def combine(
     raw, lse, part_output, output, received, elapsed, interval,
-    n, threshold, s_head,
-    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr, REDUCE: tl.constexpr, COUNT: tl.constexpr,
+    n, parts, threshold, s_head,
+    RHO: tl.constexpr, D: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, REDUCE: tl.constexpr, COUNT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Turn raw logits into probabilities, and the parts' outputs into one.
 
     REDUCE is ``none`` (probabilities replace the logits), ``skip``, or ``sum``, ``mean`` or ``max``
     over the query heads of a KV head. With COUNT, what was received updates the counters of
-    every entry's recurrence in place. Grid: (heads, blocks of entries); the first block writes the
-    output.
+    every entry's recurrence in place. Grid: (heads, RHO + blocks of entries); the first RHO
+    programs of a head write a row of the output each. With EARLY it starts before the parts are
+    there.
     """
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, part = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_PARTS)
-    known = (part < PARTS)[:, None] & (row < RHO)[None, :]
-    place = (head * PARTS + part[:, None]) * RHO + row
-    logged = tl.load(lse + place, mask=known, other=float("-inf"))
-    best = tl.max(logged, axis=0)
-    anchor = tl.where(best == float("-inf"), 0.0, best)
-    mass = tl.sum(tl.exp(logged - anchor[None, :]), axis=0)
-    inverse = 1.0 / tl.where(mass == 0, 1.0, mass)
-
-    if REDUCE != "skip":
-        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    head, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if turn < RHO:
+        part, column = tl.arange(0, BLOCK_PARTS), tl.arange(0, BLOCK_D)
+        line = (head * parts + part) * RHO + turn
+        real = (part < parts)[:, None] & (column < D)[None, :]
+        pieces = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
+        own = turn + tl.arange(0, 1)
+        weights = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)[0]
+        joined = tl.sum(pieces * weights, axis=0).to(output.dtype.element_ty)
+        tl.store(output + (head * RHO + turn) * D + column, joined, mask=column < D)
+    elif REDUCE != "skip":
+        row, entry = tl.arange(0, BLOCK_RHO), (turn - RHO) * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
         inside = (row < RHO)[:, None] & there[None, :]
         at = (head * RHO + row[:, None]) * n + entry
         logits = tl.load(raw + at, mask=inside, other=float("-inf"))
+        _, anchor, inverse = joined_softmax(lse, head, row, parts, RHO, BLOCK_PARTS)
         probability = tl.exp(logits - anchor[:, None]) * inverse[:, None]
         if REDUCE == "none":
             tl.store(raw + at, probability, mask=inside)
@@ -246,22 +273,9 @@ def combine(
                 )
                 tl.store(elapsed + at, tl.where(active, 0, since), mask=there)
 
-    if block == 0:
-        column = tl.arange(0, BLOCK_D)
-        joined = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
-        for number in tl.static_range(PARTS):
-            line = (head * PARTS + number) * RHO + row
-            share = tl.exp(tl.load(lse + line, mask=row < RHO, other=float("-inf")) - anchor)
-            real = (row < RHO)[:, None] & (column < D)[None, :]
-            piece = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
-            joined += piece * (share * inverse)[:, None]
-        real = (row < RHO)[:, None] & (column < D)[None, :]
-        to = output + (head * RHO + row[:, None]) * D + column
-        tl.store(to, joined.to(output.dtype.element_ty), mask=real)
-
 
 TOGETHER = 512
-"""Entries whose probabilities a program of the second kernel finishes."""
+"""Entries whose probabilities a program of `combine` finishes."""
 
 
 def new_parts(
@@ -293,13 +307,14 @@ def combined(
     elapsed = interval = received
     if counters is not None:
         elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
-    parts = lse.shape[1]
-    combine[(N * G, 1 if reduce == "skip" else triton.cdiv(n, TOGETHER))](
+    parts, early = lse.shape[1], common.starts_early(queries.device)
+    combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, TOGETHER)))](
         raw, lse, outputs, output, received, elapsed, interval,
-        n, counters.threshold if counters else 0.0, elapsed.stride(0),
-        RHO=rho, D=d, PARTS=parts, BLOCK_RHO=common.columns(rho), BLOCK_D=common.columns(d),
+        n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),
+        RHO=rho, D=d, BLOCK_RHO=common.magnitude(rho), BLOCK_D=common.magnitude(d),
         BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
         REDUCE=reduce, COUNT=counters is not None,
+        EARLY=early, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return output, raw.view(N, G, rho, 1, n) if reduce == "none" else received
 
@@ -329,7 +344,7 @@ def arguments_of(
         "n": keys.shape[2],
         "rows": rho * m,
         "tall": common.magnitude(rho * m),
-        "magnitude": common.magnitude(keys.shape[2]),
+        "magnitude": common.order(keys.shape[2]),
         "heads_of_one": G,
         "scale": d**-0.5,
         "softcap": softcap or 0.0,
@@ -357,6 +372,7 @@ def _attend_in_triton(
     attend_to_parts[(N * G, 1, count)](
         values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
         parts=count, BLOCK_M=common.columns(rho), SCORES=scores, WITH_VALUES=True,
+        EARLY=common.starts_early(queries.device),
         **arguments_of(queries, keys, None, positions, None, softcap),
     )  # fmt: skip
     return combined(raw, lse, outputs, queries, n, reduce, counters)

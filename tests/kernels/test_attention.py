@@ -19,6 +19,7 @@ from kernel_inputs import (
 from sampling import diagonal, sampled
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
+from kvlab.fast.kernels import common
 from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 
@@ -57,6 +58,19 @@ QUERY_GROUPS = [{"N": 1, "rho": rho, "n": 40} for rho in GROUPS]
 @pytest.mark.parametrize("sizes", [*LENGTHS, *QUERY_GROUPS], ids=str)
 def test_lengths_around_the_blocks_and_query_groups(sizes):
     agrees(vectors(**sizes))
+
+
+@pytest.mark.parametrize("parts", [3, 7])
+def test_parts_of_any_number_some_empty(parts, monkeypatch):
+    monkeypatch.setattr(common, "split", lambda *sizes: parts)
+    agrees(vectors(N=1, n=90))
+
+
+def test_parts_are_as_many_as_leave_no_processor_idle():
+    """Of 132, as an H100 and an H200 have."""
+    assert [common.most_even(heads, 132) for heads in (8, 24, 96, 256, 500)] == [33, 11, 4, 1, 1]
+    few = [common.split(n, 64, 8, torch.device("cpu")) for n in (1, 64, 65, 300, 2048, 2049)]
+    assert few == [1, 1, 2, 8, 32, 33]
 
 
 @pytest.mark.parametrize("softcap", [0.7, 30.0])
