@@ -1,6 +1,7 @@
 """CAOTE's score of every entry: how the outputs change if it alone is evicted (CAOTE Eq. 8-9, 14).
 
-Triton makes one pass over the values; if their weighted sum is not given, another one before.
+Triton makes one pass over the values in one launch; if their weighted sum is not given, another
+before, of two launches. After an output of 16 bits, heads with an entry above 0.5 have it, too.
 
 Bytes, for N·G heads with k rows of retention, n entries of d channels of e bytes: values once,
 n·d·e, retention twice, 8·k·n, scores written, 4·n. Without ``output``, and for the mean of
@@ -34,7 +35,8 @@ def eviction_errors(
     distances to it. PyTorch computes it anew. Errors are float32; an entry that has all the mass
     gets the largest number there is.
     """
-    if uses_triton(h):
+    on_trial = values.is_cuda and values.itemsize > 2  # wrong sums on an H200 with Triton 3.6
+    if uses_triton(h) and not on_trial:
         return _errors_in_triton(h, values, fast, output)
     values = values.to(h.dtype)
     per_row = fast_eviction_error(h, values, None) if fast else eviction_error(h, values)
@@ -93,183 +95,313 @@ def fast_eviction_error(
 
 # --- in Triton ------------------------------------------------------------------------------------
 
-SAFE_MASS = 1e-3
-"""Mass of all entries but the heaviest. Below this mass their output is summed again, because
-subtracting the heaviest from the whole would lose three of float32's seven digits."""
-SAFE_MASS_OF_ROUNDED = 0.5
-"""The same for an output that was rounded to 16 bits: subtraction may double its error."""
-
-
-@common.tuned(
-    common.blocks(4, 3, BLOCK_N=32),
-    common.blocks(4, 3, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_N=128),
-    key=["magnitude", "ROWS", "D", "PARTS"],
-)
-@common.kernel
-def weighted_sums(
-    weights, values, sums,
-    n, magnitude,
-    ROWS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Sum of values, weighted by every row of a head, over one part of the entries.
-
-    Sums are of float32, as are products. Grid: (heads, PARTS).
-    """
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_D)
-    total = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
-    rounds = tl.cdiv(tl.cdiv(n, BLOCK_N), PARTS)
-    for turn in range(0, rounds):
-        entry = (part * rounds + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = entry < n
-        at = head * weights.head + row[:, None] * weights.row + entry[None, :]
-        w = tl.load(weights.data + at, mask=(row < ROWS)[:, None] & there[None, :], other=0.0)
-        v = common.read_vectors(values, head, entry, there, D, BLOCK_D, True)
-        total += tl.dot(w, v, input_precision="ieee")
-    to = sums + ((head * PARTS + part) * ROWS + row[:, None]) * D + column
-    tl.store(to, total, mask=(row < ROWS)[:, None] & (column < D)[None, :])
+DOMINANT = tl.constexpr(0.5)
+"""Share above which an entry's error is computed from the output of all others."""
+DOMINANT_IN_FLOAT32 = 0.999
+"""The same for an output that is given in float32: its distance loses three of seven digits here.
+One program alone then sums the others, which is slow: 8 KiB of values at a time."""
+BYTES_OF_A_LANE = 16
+"""What a lane loads at once, and adds up: Triton 3.6 loses channels of lanes that lie apart."""
+WALKED = tl.constexpr(32)
+"""Entries that a program sums together where it sums all."""
+PROGRAMS = 1024
+"""Programs that compute errors; each takes several blocks."""
 
 
 @common.kernel
-def find_heaviest(
-    retention, values, output, others, heaviest, mass,
-    n, safe_mass,
-    ROWS: tl.constexpr, D: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Find a row's heaviest entry, the mass of all others, and their part of the output.
-
-    Σ_others h·v is the output less the heaviest's share, or summed anew where hardly any mass is
-    left. Grid: (heads, ROWS).
-    """
-    head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    line = head * ROWS + row
-    best = tl.full([], 0.0, tl.float32)
-    where = tl.full([], 0, tl.int32)
-    left = tl.full([], 0.0, tl.float32)
-    for block in range(0, tl.cdiv(n, BLOCK_H)):
-        entry = block * BLOCK_H + tl.arange(0, BLOCK_H)
-        h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
-        largest = tl.max(h, axis=0)
-        place = (block * BLOCK_H + tl.argmax(h, axis=0)).to(tl.int32)
-        left += tl.sum(tl.where(entry == place, 0.0, h), axis=0) + tl.minimum(largest, best)
-        where = tl.where(largest > best, place, where)
-        best = tl.maximum(best, largest)
-    column = tl.arange(0, BLOCK_D)
-    real = column < D
-    at = head * values.head + where.to(tl.int64) * values.row + column
-    own = tl.load(values.data + at, mask=real, other=0.0)
-    whole = tl.load(output + line * D + column, mask=real, other=0.0)
-    rest = whole - best * own.to(tl.float32)
-    if left < safe_mass:
-        rest = tl.zeros([BLOCK_D], tl.float32)
-        for block in range(0, tl.cdiv(n, BLOCK_N)):
-            entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
-            h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
-            h = tl.where(entry == where, 0.0, h)
-            v = common.read_vectors(values, head, entry, entry < n, D, BLOCK_D, True)
-            rest += tl.sum(h[:, None] * v, axis=0)
-    tl.store(others + line * D + column, rest, mask=real)
-    tl.store(heaviest + line, where)
-    tl.store(mass + line, left)
+def in_pieces(weights, piece, TYPE: tl.constexpr):
+    """Return weights as numbers of 16 bits: pieces 0 to 2 add up to float32's 24 bits, 3 is 0."""
+    if TYPE.is_fp16():
+        weights = weights * 32768.0  # as `common.in_reach` does
+    high = weights.to(TYPE)
+    rest = weights - high.to(tl.float32)
+    middle = rest.to(TYPE)
+    low = (rest - middle.to(tl.float32)).to(TYPE)
+    found = tl.where(piece == 0, high, tl.where(piece == 1, middle, low))
+    return tl.where(piece == 3, 0.0, found).to(TYPE)
 
 
 @common.tuned(
     common.blocks(4, 3, BLOCK_N=64),
-    common.blocks(4, 3, BLOCK_N=32),
+    common.blocks(4, 2, BLOCK_N=64),
+    common.blocks(4, 4, BLOCK_N=32),
     common.blocks(8, 3, BLOCK_N=64),
     common.blocks(8, 3, BLOCK_N=128),
-    key=["magnitude", "ROWS", "D", "FAST"],
+    key=["magnitude", "ROWS", "D", "parts", "WIDE"],
+)
+@common.kernel
+def sums_of_others(
+    retention, values, largest, sums, masses, places,
+    n, magnitude, parts, blocks,
+    ROWS: tl.constexpr, D: tl.constexpr, PIECES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    FAST: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sum values, weighted by every row of a head, over one part of the entries.
+
+    A row's dominant entry is left out, and ``places`` says where it is; ``masses`` are those of the
+    others. With FAST all values are summed, unweighted. Products are exact, of numbers of 16 bits,
+    in PIECES of a weight, or with WIDE of float32; sums are of float32. Nothing is read where
+    ``largest`` knows that no entry is dominant. Grid: (heads, parts).
+    """
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    split = tl.arange(0, BLOCK_ROWS)
+    row, piece = (split // PIECES)[:, None], (split % PIECES)[:, None]
+    total = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
+    mass = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
+    place = tl.full([BLOCK_ROWS, BLOCK_N], -1, tl.int32)
+    rounds = tl.cdiv(tl.cdiv(n, BLOCK_N), parts)
+    if largest is not None:
+        number = tl.arange(0, 1024)
+        found = tl.load(largest + head * blocks + number, mask=number < blocks, other=0.0)
+        rounds = tl.where(tl.max(found, axis=0) > DOMINANT, rounds, 0)
+    for block in range(part * rounds, (part + 1) * rounds):
+        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = entry < n
+        at = retention + (head * ROWS + row) * n + entry[None, :]
+        w = tl.load(at, mask=(row < ROWS) & there[None, :], other=0.0)
+        place = tl.where(w > DOMINANT, entry[None, :], place)
+        w = tl.where(w > DOMINANT, 0.0, w)
+        mass += w
+        if FAST:
+            w = tl.where(row < ROWS, 1.0, w)
+        v = common.read_vectors(values, head, entry, there, D, BLOCK_D, WIDE)
+        if not WIDE:
+            w = in_pieces(w, piece, v.dtype)
+        total += tl.dot(w, v, input_precision="ieee")
+    TOGETHER: tl.constexpr = BLOCK_ROWS // PIECES
+    total = tl.sum(tl.reshape(total, [TOGETHER, PIECES, BLOCK_D]), axis=1)
+    if not WIDE:
+        total = common.out_of_reach(total, values.data.dtype.element_ty)
+    line, column = tl.arange(0, TOGETHER)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    first = (head * parts + part) * ROWS
+    tl.store(sums + (first + line) * D + column, total, mask=(line < ROWS) & (column < D))
+    own = (split % PIECES == 0) & (split // PIECES < ROWS)
+    tl.store(masses + first + split // PIECES, tl.sum(mass, axis=1), mask=own)
+    tl.store(places + first + split // PIECES, tl.max(place, axis=1), mask=own)
+
+
+@common.kernel
+def own_error(h, own, rest, left, most):
+    """Return an entry's error from the sum and the mass of all others."""
+    apart = own - rest / tl.where(left > 0, left, 1.0)
+    return tl.where(left > 0, h * tl.sqrt(tl.sum(apart * apart, axis=0)), most)
+
+
+@common.kernel
+def add_own_errors(errors, place, found, ROWS: tl.constexpr):
+    """Add what rows ``found`` of their dominant entries to those entries' errors."""
+    if ROWS > 1:
+        same = place[:, None] == place[None, :]
+        found = tl.sum(tl.where(same, (found * found)[None, :], 0.0), axis=1)
+        light = tl.load(errors + place, mask=place >= 0, other=0.0)
+        found = tl.sqrt(light * light + found)
+    tl.store(errors + place, found, mask=place >= 0)
+
+
+@common.kernel
+def join_parts(
+    retention, values, points, exact, sums, masses, places, errors,
+    n, most,
+    ROWS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK_D: tl.constexpr,
+    FAST: tl.constexpr, ANEW: tl.constexpr,
+):  # fmt: skip
+    """Join the sums of a head's parts, and find the error of every row's dominant entry.
+
+    ANEW writes both; else errors are there without that one, and it is added; where no entry is
+    dominant, nothing but ``places`` is read. Grid: (heads, rows); if not ANEW (heads, 1).
+    """
+    head = tl.program_id(0).to(tl.int64)
+    part, column = tl.arange(0, BLOCK_PARTS), tl.arange(0, BLOCK_D)
+    number, real = tl.arange(0, BLOCK_ROWS), column < D
+    at = tl.full([BLOCK_ROWS], -1, tl.int32)
+    found = tl.zeros([BLOCK_ROWS], tl.float32)
+    first = tl.program_id(1)
+    for row in range(first, first + 1 if ANEW else ROWS):
+        line, own_part = head * ROWS + row, (head * PARTS + part) * ROWS + row
+        there = part < PARTS
+        place = tl.max(tl.load(places + own_part, mask=there, other=-1), axis=0)
+        if not ANEW:
+            there = there & (place >= 0)
+        left = tl.sum(tl.load(masses + own_part, mask=there, other=0.0), axis=0)
+        here = there[:, None] & real[None, :]
+        rest = tl.load(sums + own_part[:, None] * D + column, mask=here, other=0.0)
+        rest = tl.sum(rest, axis=0)
+        own = values.data + head * values.head + place.to(tl.int64) * values.row + column
+        own = tl.load(own, mask=real & (place >= 0), other=0.0).to(tl.float32)
+        h = tl.load(retention + line * n + place, mask=place >= 0, other=0.0)
+        if FAST:
+            point = rest / n
+            apart = own - point
+            distance = tl.sqrt(tl.sum(apart * apart, axis=0))
+            error = h / tl.maximum(left, 2.220446049250313e-16) * distance
+        else:
+            point = rest + h * own
+            error = own_error(h, own, rest, left, most)
+        if ANEW:
+            tl.store(points + line * D + column, point, mask=real)
+            tl.store(exact + line, error)
+        at, found = tl.where(number == row, place, at), tl.where(number == row, error, found)
+    if not ANEW:
+        add_own_errors(errors + head * n, at, found, ROWS)
+
+
+@common.kernel
+def add_heavy_errors(
+    retention, values, errors, head, first, last,
+    n, limit, most,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Add errors of entries above ``limit`` from ``first`` to ``last``: all others are summed."""
+    number, column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_D)
+    at = tl.full([BLOCK_ROWS], -1, tl.int32)
+    found = tl.zeros([BLOCK_ROWS], tl.float32)
+    for row in range(0, ROWS):
+        line = retention + (head * ROWS + row) * n
+        place = tl.full([], -1, tl.int32)
+        for block in range(tl.cdiv(first, WALKED), tl.cdiv(last, WALKED)):
+            entry = block * WALKED + tl.arange(0, WALKED)
+            h = tl.load(line + entry, mask=entry < n, other=0.0)
+            place = tl.maximum(place, tl.max(tl.where(h > limit, entry, -1), axis=0))
+        if place >= 0:
+            rest = tl.zeros([WALKED, BLOCK_D], tl.float32)
+            left = tl.zeros([WALKED], tl.float32)
+            for block in range(0, tl.cdiv(n, WALKED)):
+                entry = block * WALKED + tl.arange(0, WALKED)
+                h = tl.load(line + entry, mask=(entry < n) & (entry != place), other=0.0)
+                v = common.read_vectors(values, head, entry, entry < n, D, BLOCK_D, True)
+                rest += h[:, None] * v
+                left += h
+            own = values.data + head * values.head + place.to(tl.int64) * values.row + column
+            own = tl.load(own, mask=column < D, other=0.0).to(tl.float32)
+            error = own_error(
+                tl.load(line + place), own, tl.sum(rest, axis=0), tl.sum(left, axis=0), most
+            )
+            at, found = tl.where(number == row, place, at), tl.where(number == row, error, found)
+    add_own_errors(errors + head * n, at, found, ROWS)
+
+
+@common.tuned(
+    common.blocks(4, 1, BLOCK_N=128, STAGES=1),
+    common.blocks(2, 1, BLOCK_N=64, STAGES=1),
+    common.blocks(2, 3, BLOCK_N=64, STAGES=3),
+    common.blocks(4, 3, BLOCK_N=64, STAGES=3),
+    common.blocks(8, 1, BLOCK_N=64, STAGES=1),
+    common.blocks(8, 3, BLOCK_N=64, STAGES=3),
+    key=["magnitude", "ROWS", "D", "WALK"],
 )
 @common.kernel
 def errors_of_entries(
-    retention, values, points, others, heaviest, mass, errors,
-    n, magnitude, most,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    FAST: tl.constexpr,
+    retention, values, points, exact, largest, errors,
+    n, magnitude, parts, limit, most,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, IN_A_LANE: tl.constexpr, STAGES: tl.constexpr,
+    WALK: tl.constexpr,
 ):  # fmt: skip
-    """Distance of every value to every row's output, weighted: values are read once.
+    """Distance of every value to every row's output, weighted, L2 over the rows.
 
-    ``points`` holds the outputs, or with FAST one mean of values for all rows. Grid: (heads, blocks
-    of entries).
+    Outputs are read once a program, and values once, WIDTH channels at a time, so that few lanes
+    share an entry. Each of them weighs it anew, but where loops have one stage and blocks as many
+    entries as there are threads. Rows are weighted and added before channels are added across
+    lanes. A row's entry above ``limit`` has its error from ``exact``, or with WALK from all other
+    entries, or it is to be added by `join_parts` and ``largest`` says that there is one. Grid:
+    (heads, parts); a program walks some blocks.
     """
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    entry, column = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    there, real = entry < n, column < D
-    v = common.read_vectors(values, head, entry, there, D, BLOCK_D, True)
-    total = tl.zeros([BLOCK_N], tl.float32)
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    LANES: tl.constexpr = WIDTH // IN_A_LANE
+    CHUNKS: tl.constexpr = BLOCK_D // WIDTH
+    UNIT: tl.constexpr = 1.0 if ROWS == 1 else 16777216.0  # small errors have squares, too
+    chunk = tl.arange(0, CHUNKS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    held = ()  # they stay in registers
     for row in tl.static_range(ROWS):
-        line = head * ROWS + row
-        h = tl.load(retention + line * n + entry, mask=there, other=0.0)
-        left, first = tl.load(mass + line), tl.load(heaviest + line)
-        point_line = head if FAST else line
-        point = tl.load(points + point_line * D + column, mask=real, other=0.0)
-        distance = tl.sqrt(tl.sum((v - point[None, :]) * (v - point[None, :]), axis=1))
-        dominant = (entry == first) & (h > 0.5)  # below, equal entries must get equal errors
-        if FAST:
-            rest = tl.maximum(tl.where(dominant, left, 1.0 - h), 2.220446049250313e-16)
-            error = h / rest * distance
-        else:
-            other = tl.load(others + line * D + column, mask=real, other=0.0)
-            other = other / tl.where(left > 0, left, 1.0)
-            apart = tl.sqrt(tl.sum((v - other[None, :]) * (v - other[None, :]), axis=1))
-            exact = tl.where(left > 0, h * apart, most)
-            error = h / tl.where(dominant, 1.0, 1.0 - h) * distance
-            error = tl.where(dominant, exact, error)
-        if ROWS == 1:
-            total = error
-        else:
-            total += error * error
-    if ROWS > 1:
-        total = tl.sqrt(total)
-    tl.store(errors + head * n + entry, total, mask=there)
+        point = tl.load(points + (head * ROWS + row) * D + chunk, mask=chunk < D, other=0.0)
+        held += (point.to(tl.float32)[:, None, :],)
+    heaviest = tl.zeros([BLOCK_N], tl.float32)
+    rounds = tl.cdiv(tl.cdiv(n, BLOCK_N), parts)
+    for block in tl.range(part * rounds, (part + 1) * rounds, num_stages=STAGES):
+        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = entry < n
+        at = entry.to(tl.int64)[None, :, None] * values.row + chunk[:, None, :]
+        real = there[None, :, None] & (chunk < D)[:, None, :]
+        v = tl.load(values.data + head * values.head + at, mask=real, other=0.0)
+        squares = tl.zeros([BLOCK_N, LANES], tl.float32)
+        known = tl.zeros([BLOCK_N], tl.float32)
+        for row in tl.static_range(ROWS):
+            line = head * ROWS + row
+            h = tl.load(retention + line * n + entry, mask=there, other=0.0)
+            heaviest = tl.maximum(heaviest, h)
+            light = tl.where(h > limit, 0.0, h)
+            share = light * UNIT / (1.0 - light)
+            if exact is not None:
+                own = tl.where(h > limit, tl.load(exact + line), 0.0)
+                known += own if ROWS == 1 else (own * UNIT) * (own * UNIT)
+            apart = v.to(tl.float32) - held[row]
+            apart = tl.reshape(apart * apart, [CHUNKS, BLOCK_N, LANES, IN_A_LANE])
+            apart = tl.reshape(apart.permute(1, 2, 0, 3), [BLOCK_N, LANES, CHUNKS * IN_A_LANE])
+            apart = tl.sum(apart, axis=2)
+            squares += apart if ROWS == 1 else apart * (share * share)[:, None]
+        total = tl.sum(squares, axis=1)
+        error = share * tl.sqrt(total) + known if ROWS == 1 else tl.sqrt(total + known) / UNIT
+        tl.store(errors + head * n + entry, error, mask=there)
+    if exact is None:
+        best = tl.max(heaviest, axis=0)
+        if not WALK:
+            tl.store(largest + head * parts + part, best)
+        elif best > limit:
+            tl.debug_barrier()
+            add_heavy_errors(
+                retention, values, errors, head, part * rounds * BLOCK_N,
+                (part + 1) * rounds * BLOCK_N, n, limit, most, ROWS, D, BLOCK_ROWS, BLOCK_D,
+            )  # fmt: skip
 
 
 @common.on_its_device
 def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | None) -> Tensor:
     N, G, rows, n = h.shape
-    d, heads = values.shape[3], N * G
+    d, heads, anew = values.shape[3], N * G, fast or output is None
     h = h.to(torch.float32).contiguous()
     vectors = common.rows_of(common.per_head(values))
-    if fast:
-        safe_mass = 0.0
-        points = _sums_of_values(h.new_full((1, 1, n), 1 / n).expand(heads, 1, n), vectors)
-        output = h.new_zeros(heads, rows, d)
-    else:
-        points = _sums_of_values(h.flatten(0, 1), vectors) if output is None else output
-        safe_mass = SAFE_MASS if points.dtype.itemsize >= 4 else SAFE_MASS_OF_ROUNDED
-        output = points = points.to(torch.float32).contiguous()
-    others, mass, errors = (
-        h.new_empty(heads, rows, d),
-        h.new_empty(heads, rows),
-        h.new_empty(N, G, n),
-    )
-    heaviest = h.new_empty((heads, rows), dtype=torch.int32)
-    shape = {"ROWS": rows, "D": d, "BLOCK_D": common.magnitude(d)}
-    find_heaviest[(heads, rows)](
-        h, vectors, output, others, heaviest, mass,
-        n, safe_mass,
-        BLOCK_H=min(4096, common.magnitude(n)), BLOCK_N=common.ENTRIES_OF_A_PART, **shape,
-    )  # fmt: skip
-    errors_of_entries[lambda sizes: (heads, triton.cdiv(n, sizes["BLOCK_N"]))](
-        h, vectors, points, others, heaviest, mass, errors,
-        n, common.magnitude(n), torch.finfo(torch.float32).max,
-        FAST=fast, **shape,
-    )  # fmt: skip
+    exact = h.new_empty(heads, rows) if anew else None
+    points = h.new_empty(heads, rows, d) if fast or output is None else output.contiguous()
+    walks = not anew and points.dtype.itemsize >= 4
+    blocks = max(1, min(PROGRAMS // heads, triton.cdiv(n, common.ENTRIES_OF_A_PART)))
+    largest = None if anew or walks else h.new_empty(heads, blocks)
+    errors = h.new_empty(N, G, n)
+    shape = {"ROWS": rows, "D": d}
+    block = {"BLOCK_D": common.columns(d), **shape}
+    most = torch.finfo(torch.float32).max
+
+    def compare() -> None:
+        errors_of_entries[(heads, blocks)](
+            h, vectors, points, exact, largest, errors,
+            n, common.magnitude(n), blocks, DOMINANT_IN_FLOAT32 if walks else 0.5, most,
+            BLOCK_ROWS=common.magnitude(rows), WIDTH=min(64, common.columns(d)),
+            IN_A_LANE=BYTES_OF_A_LANE // values.itemsize, WALK=walks, **block,
+        )  # fmt: skip
+
+    def sum_up() -> None:
+        parts = common.split(n, common.ENTRIES_OF_A_PART, heads, h.device)
+        masses, sums = h.new_empty(heads, parts, rows), h.new_empty(heads, parts, rows, d)
+        places = torch.empty_like(masses, dtype=torch.int32)
+        wide = common.multiplied_in_float32(values)
+        pieces = 1 if wide else 4
+        sums_of_others[(heads, parts)](
+            h, vectors, largest, sums, masses, places,
+            n, common.magnitude(n), parts, blocks,
+            BLOCK_ROWS=common.columns(pieces * common.magnitude(rows)), PIECES=pieces,
+            FAST=fast, WIDE=wide, **block,
+        )  # fmt: skip
+        join_parts[(heads, rows if anew else 1)](
+            h, vectors, points, exact, sums, masses, places, errors,
+            n, most,
+            PARTS=parts, BLOCK_ROWS=common.magnitude(rows), BLOCK_PARTS=common.magnitude(parts),
+            FAST=fast, ANEW=anew, **block,
+        )  # fmt: skip
+
+    if anew:
+        sum_up()
+    compare()
+    if largest is not None:
+        sum_up()
     return errors
-
-
-def _sums_of_values(weights: Tensor, values: common.Rows) -> Tensor:
-    """Return Σ w·v for every row ``[heads, rows, d]``, in float32, without a copy of the values."""
-    heads, rows, n = weights.shape
-    d = values.data.shape[2]
-    parts = common.split(n, common.ENTRIES_OF_A_PART, heads, weights.device)
-    sums = weights.new_empty(heads, parts, rows, d)
-    weighted_sums[(heads, parts)](
-        common.rows_of(weights), values, sums,
-        n, common.magnitude(n),
-        ROWS=rows, D=d, PARTS=parts, BLOCK_ROWS=common.columns(rows), BLOCK_D=common.columns(d),
-    )  # fmt: skip
-    return sums.sum(dim=1)

@@ -66,7 +66,7 @@ def test_one_entry_with_nearly_all_the_mass(others, given):
 def test_an_output_of_16_bits_and_one_heavy_entry(others, dtype):
     """The heaviest lies next to the output, where the output's rounding is as large as both."""
     n = 40
-    h = torch.full((1, 1, 1, n), others / (n - 1), dtype=torch.float64, device=DEVICE)
+    h = torch.full((1, 1, 2, n), others / (n - 1), dtype=torch.float64, device=DEVICE)
     h[..., 7] = 1 - others
     values = drawn((1, 1, n, 32))
     output = torch.matmul(h, values.double()).to(dtype)
