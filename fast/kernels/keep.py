@@ -1,7 +1,7 @@
-"""Which slots are kept. Triton finds the threshold by radix selection, eight bits at a time.
+"""Which slots are kept. Triton finds the threshold bit by bit, among numbers held in registers.
 
-Bytes, for N·G heads of n entries: scores, marks and positions, 9·n, once from memory; radix
-selection reads them five times more from the processor's cache.
+Bytes, for N·G heads of n entries: scores, marks and positions, 9·n, once from memory and once more
+from the processor's cache; those behind the first `MOST_HELD` are read for every bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import columns, kernel, on_its_device, per_head, tl, to_device
+from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, per_head, tl, to_device
 from kvlab.fast.kernels.notation import Marks, Positions, Scores
 
 BEYOND = torch.iinfo(torch.int32).max
@@ -59,8 +59,8 @@ def keep_slots(
 
     Entries with higher scores are kept, of equal scores the later position; there is one row of
     scores for all heads if they decide together. Positions of -1 mark empty slots. ``kept`` is how
-    many to keep, for each sequence: at least the protected ones, at most the entries. ``ordered``
-    slots are in ascending position, the empty ones first.
+    many to keep, for each sequence, at most the entries; if more are protected, the later of those
+    are kept. ``ordered`` slots are in ascending position, the empty ones first.
 
     Returns:
         As many slots as the sequence that keeps most; a sequence that keeps fewer has its slots at
@@ -83,14 +83,15 @@ def eviction_order(
 ) -> Int[Tensor, "N G n"]:
     """Return slots from the first to evict: empty ones, candidates by score, protected entries.
 
-    Of equal scores the earlier position comes first.
+    Of equal scores, and of protected entries, the earlier position comes first.
     """
-    standing = (positions >= 0).to(torch.int8)
+    standing, scores = (positions >= 0).to(torch.int8), scores.expand_as(positions)
     if protected is not None:
         standing = standing + (protected & (positions >= 0))
+        scores = scores.masked_fill(protected, 0.0)
     slots = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
     slots, _ = in_ascending_position(slots, positions, ordered)
-    for key in (scores.expand_as(positions), standing):
+    for key in (scores, standing):
         slots = slots.gather(-1, key.gather(-1, slots).argsort(dim=-1, stable=True))
     return slots
 
@@ -108,90 +109,79 @@ def last_in_use(
 
 # --- in Triton ------------------------------------------------------------------------------------
 
-
-@kernel
-def ascending(scores):
-    """Map float32 to 32 bits of int64 in the same order; both zeros are equal, NaN is largest."""
-    bits = (scores + 0.0).to(tl.int32, bitcast=True)
-    keys = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-    return tl.where(scores != scores, 0x7FFFFFFF, keys).to(tl.int64) + 2147483648
+MOST_HELD = 32768
+"""Entries of a head that its program holds in registers, 64 a thread: half of all there are."""
 
 
 @kernel
-def read_block(
-    scores, protected, positions, score_row, place_row, protected_row, block, n,
+def read_ranks(
+    scores, protected, positions, score_row, place_row, protected_row, first, n,
     BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
 ):  # fmt: skip
-    """Return a block's slots, sortable scores, and marks of candidates and of protected slots."""
-    slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    """Return int32 numbers in the order of keeping: empty slots, scores, NaN, protected slots."""
+    slot = first + tl.arange(0, BLOCK_N)
     there = slot < n
     present = tl.load(positions + place_row + slot, mask=there, other=-1) >= 0
-    keys = ascending(tl.load(scores + score_row + slot, mask=there, other=0.0))
-    marked = present & False
+    read = tl.load(scores + score_row + slot, mask=there, other=0.0)
+    bits = (read + 0.0).to(tl.int32, bitcast=True)  # both zeros are equal
+    ranks = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    ranks = tl.where(read != read, 0x7FFFFFFE, ranks)
     if PROTECTS:
-        marked = present & (tl.load(protected + protected_row + slot, mask=there, other=0) != 0)
-    return slot, keys, present & (marked == 0), marked
+        marked = tl.load(protected + protected_row + slot, mask=there, other=0) != 0
+        ranks = tl.where(marked, 0x7FFFFFFF, ranks)
+    return tl.where(present, ranks, -0x80000000)
 
 
 @kernel
 def keep_sets(
     scores, protected, positions, keep,
     n, width, s_head, p_head, heads_of_one,
-    SCORE_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
+    SCORE_HEADS: tl.constexpr, HELD: tl.constexpr, BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
 ):  # fmt: skip
-    """Write the ``width`` slots of each head that are kept, ascending.
+    """Write the ``width`` slots of each head that are kept, ascending: those of highest rank.
 
-    These are the protected slots and the best candidates; of equal scores the later slot is kept.
-    The threshold is the largest number that enough candidates reach: four passes count the
-    candidates that share its upper bits, by the next eight. Grid: (heads,).
+    Of equal ranks the later slot is kept. The threshold is the largest number that enough ranks
+    reach, or any that just enough reach: from the highest bit down, each is set if it stays so.
+    Grid: (heads,).
     """
     head = tl.program_id(0).to(tl.int64)
     score_row = ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head
     place_row, protected_row = head * p_head, head * n
-    blocks = tl.cdiv(n, BLOCK_N)
-    secure = tl.full([], 0, tl.int32)
-    for block in range(0, blocks):
-        _slot, _keys, _candidate, marked = read_block(
-            scores, protected, positions, score_row, place_row, protected_row, block, n,
-            BLOCK_N, PROTECTS,
-        )  # fmt: skip
-        secure += tl.sum(marked.to(tl.int32), axis=0)
-    digits = tl.arange(0, 512)
-    wanted = width - secure
-    low = tl.full([], 0, tl.int64)
-    equal = tl.full([], 0, tl.int32)
-    for turn in tl.static_range(4):
-        counts = tl.zeros([512], tl.int32)
-        for block in range(0, blocks):
-            _slot, keys, candidate, _marked = read_block(
-                scores, protected, positions, score_row, place_row, protected_row, block, n,
+    held = read_ranks(
+        scores, protected, positions, score_row, place_row, protected_row, 0, n, HELD, PROTECTS
+    )
+    low, bit = tl.full([], -0x80000000, tl.int32), tl.full([], 31, tl.int32)
+    reach = tl.full([], 0, tl.int32) + n
+    while (bit >= 0) & (reach != width):
+        tried = low ^ (tl.full([], 1, tl.int32) << bit)
+        found = tl.sum((held >= tried).to(tl.int32), axis=0)
+        for first in range(HELD, n, BLOCK_N):
+            ranks = read_ranks(
+                scores, protected, positions, score_row, place_row, protected_row, first, n,
                 BLOCK_N, PROTECTS,
             )  # fmt: skip
-            upper = keys >> (24 - 8 * turn)
-            digit = tl.where(candidate & ((upper >> 8) == low), upper & 255, 256).to(tl.int32)
-            counts += tl.histogram(digit, 512)
-        counts = tl.where(digits < 256, counts, 0)
-        reach = tl.cumsum(counts, axis=0, reverse=True)
-        found = tl.max(tl.where((digits < 256) & (reach >= wanted), digits, 0), axis=0)
-        equal = tl.sum(tl.where(digits == found, counts, 0), axis=0)
-        wanted -= tl.sum(tl.where(digits > found, counts, 0), axis=0)
-        low = low * 256 + found
-    passed_over = equal - wanted
-    place = tl.full([], 0, tl.int32)
-    seen_equal = tl.full([], 0, tl.int32)
-    for block in range(0, blocks):
-        slot, keys, candidate, marked = read_block(
-            scores, protected, positions, score_row, place_row, protected_row, block, n,
+            found += tl.sum((ranks >= tried).to(tl.int32), axis=0)
+        low = tl.where(found >= width, tried, low)
+        reach = tl.where(found >= width, found, reach)
+        bit -= 1
+    passed_over = reach - width
+    above = tl.full([], 0, tl.int32)
+    equal = tl.full([], 0, tl.int32)
+    for first in range(0, n, BLOCK_N):
+        ranks = read_ranks(
+            scores, protected, positions, score_row, place_row, protected_row, first, n,
             BLOCK_N, PROTECTS,
         )  # fmt: skip
-        tie = (candidate & (keys == low)).to(tl.int32)
-        number = seen_equal + tl.cumsum(tie, axis=0)
-        stay = marked | (candidate & (keys > low)) | ((tie != 0) & (number > passed_over))
-        ones = stay.to(tl.int32)
-        to = place + tl.cumsum(ones, axis=0) - 1
+        pair = tl.where(ranks > low, 65536, tl.where(ranks == low, 1, 0))  # two counts in a sum
+        until = tl.cumsum(pair, axis=0)
+        ties = equal + (until & 65535)
+        stay = (ranks > low) | ((ranks == low) & (ties > passed_over))
+        to = above + (until >> 16) + tl.maximum(ties - passed_over, 0) - 1
+        slot = first + tl.arange(0, BLOCK_N)
         tl.store(keep + head * width + to, slot.to(tl.int64), mask=stay & (to < width))
-        place += tl.sum(ones, axis=0)
-        seen_equal += tl.sum(tie, axis=0)
+        whole = tl.sum(pair, axis=0)
+        above += whole >> 16
+        equal += whole & 65535
 
 
 @on_its_device
@@ -203,9 +193,11 @@ def _keep_in_triton(
     flat = per_head(positions)
     marks = flat if protected is None else protected.contiguous().view(torch.uint8)
     keep = torch.empty((N, G, width), dtype=torch.int64, device=positions.device)
+    held = min(MOST_HELD, max(1024, magnitude(n)))
     keep_sets[(N * G,)](
         scores, marks, flat, keep,
         n, width, n, flat.stride(0), G,
-        SCORE_HEADS=scores.shape[1], BLOCK_N=min(1024, columns(n)), PROTECTS=protected is not None,
+        SCORE_HEADS=scores.shape[1], HELD=held, BLOCK_N=min(8192, held),
+        PROTECTS=protected is not None, num_warps=16,
     )  # fmt: skip
     return keep

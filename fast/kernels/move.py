@@ -48,6 +48,28 @@ def move_as_words(buffers: Mapping[Any, Tensor]) -> bool:
 
 
 @kernel
+def read_survivors(
+    start, keep, first, width, word, WORDS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Return words of the rows that are to become the rows from ``first`` on."""
+    to = first + tl.arange(0, BLOCK_N)
+    source = tl.load(keep + to, mask=to < width, other=0)
+    real = (to < width)[:, None] & (word < WORDS)[None, :]
+    return tl.load(start + source[:, None] * WORDS + word, mask=real, other=0)
+
+
+@kernel
+def write_survivors(
+    rows, start, first, width, word, WORDS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Write words of the rows from ``first`` on, when all threads have read theirs."""
+    to = first + tl.arange(0, BLOCK_N)
+    real = (to < width)[:, None] & (word < WORDS)[None, :]
+    tl.debug_barrier()
+    tl.store(start + to[:, None].to(tl.int64) * WORDS + word, rows, mask=real)
+
+
+@kernel
 def move_column(
     buffer, keep, head, column, first_word,
     heads, capacity, width,
@@ -55,53 +77,55 @@ def move_column(
 ):  # fmt: skip
     """Move the survivors of one column of a head to its front, some words of each row.
 
-    Row i takes row keep[i] ≥ i: in ascending order nothing is overwritten before it is read.
+    Row i takes row keep[i] ≥ i: in ascending order nothing is overwritten before it is read. While
+    a block is written, the next is on its way: it lies behind all that is written.
     """
     word = first_word + tl.arange(0, BLOCK_W)
-    base = (column * heads + head) * capacity
-    for block in range(0, tl.cdiv(width, BLOCK_N)):
-        to = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        here = to < width
-        source = tl.load(keep + head * width + to, mask=here, other=0)
-        real = here[:, None] & (word < WORDS)[None, :]
-        rows = tl.load(buffer + (base + source[:, None]) * WORDS + word, mask=real, other=0)
-        tl.debug_barrier()  # other threads' rows have been read before any is written
-        tl.store(buffer + (base + to[:, None]) * WORDS + word, rows, mask=real)
-        tl.debug_barrier()
+    start, keep = buffer + (column * heads + head) * capacity * WORDS, keep + head * width
+    even = read_survivors(start, keep, 0, width, word, WORDS, BLOCK_N)
+    for first in range(0, width, 2 * BLOCK_N):  # in turns: a copy would wait for what is read
+        odd = read_survivors(start, keep, first + BLOCK_N, width, word, WORDS, BLOCK_N)
+        write_survivors(even, start, first, width, word, WORDS, BLOCK_N)
+        even = read_survivors(start, keep, first + 2 * BLOCK_N, width, word, WORDS, BLOCK_N)
+        write_survivors(odd, start, first + BLOCK_N, width, word, WORDS, BLOCK_N)
 
 
 @kernel
 def move_columns(
     wide, narrow, other, keep, heads, capacity, width,
     WIDE_SLICES: tl.constexpr, NARROW: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Move all columns of all heads: keys and values, int32 state, float32 state.
 
-    Everything is moved as 32-bit words. Grid: (heads, slices); a slice is up to BLOCK_W words of
-    every row of keys or values, or one column of state.
+    Everything is moved as 32-bit words, BLOCK at a time. Grid: (heads, slices); a slice is up to
+    BLOCK_W words of every row of keys or values, or one column of state.
     """
     head, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     PER_COLUMN: tl.constexpr = (WORDS + BLOCK_W - 1) // BLOCK_W
     if piece < WIDE_SLICES:
         move_column(
             wide, keep, head, piece // PER_COLUMN, (piece % PER_COLUMN) * BLOCK_W,
-            heads, capacity, width, WORDS, BLOCK_N, BLOCK_W,
+            heads, capacity, width, WORDS, BLOCK // BLOCK_W, BLOCK_W,
         )  # fmt: skip
     elif piece < WIDE_SLICES + NARROW:
         move_column(
             narrow, keep, head, piece - WIDE_SLICES, 0,
-            heads, capacity, width, 1, BLOCK_N, 1,
+            heads, capacity, width, 1, BLOCK // 4, 1,
         )  # fmt: skip
     else:
         move_column(
             other, keep, head, piece - WIDE_SLICES - NARROW, 0,
-            heads, capacity, width, 1, BLOCK_N, 1,
+            heads, capacity, width, 1, BLOCK // 4, 1,
         )  # fmt: skip
 
 
-WORDS_OF_A_SLICE = 32
-"""128 bytes: what one read of a row fetches from memory."""
+WORDS_OF_A_SLICE = (8, 32)
+"""32 to 128 bytes: the least and the most that memory is worth reading at a time."""
+WORDS_OF_A_BLOCK = 8192
+"""32 KiB: what a multiprocessor must have in flight to read as fast as memory can."""
+ENOUGH_SLICES = 256
+"""Programs that keep every multiprocessor at work: for as many, slices are as wide as can be."""
 
 
 @on_its_device
@@ -110,14 +134,17 @@ def _move_in_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
     _, N, G, capacity = buffers[0].shape[:4]
     kinds = {"wide" if x.dim() > 4 else str(x.dtype): x.view(torch.int32) for x in buffers}
     wide, *state = (kinds.get(kind) for kind in ("wide", "torch.int32", "torch.float32"))
-    words = 1 if wide is None else wide.shape[-1]
-    slice_words = min(WORDS_OF_A_SLICE, magnitude(words))
-    wide_slices = 0 if wide is None else wide.shape[0] * -(-words // slice_words)
+    least, most = WORDS_OF_A_SLICE
+    words, vectors = (least, 0) if wide is None else (wide.shape[-1], wide.shape[0])
+    slice_words = min(most, magnitude(words))
+    while slice_words > least and N * G * vectors * -(-words // slice_words) < ENOUGH_SLICES:
+        slice_words //= 2
+    wide_slices = vectors * -(-words // slice_words)
     columns = [0 if x is None else x.shape[0] for x in state]
     some = buffers[0].view(torch.int32)
     wide, narrow, other = (some if x is None else x for x in (wide, *state))
     move_columns[(N * G, wide_slices + sum(columns))](
         wide, narrow, other, slots.contiguous(), N * G, capacity, slots.shape[2],
         WIDE_SLICES=wide_slices, NARROW=columns[0], WORDS=words,
-        BLOCK_N=128, BLOCK_W=slice_words,
+        BLOCK=WORDS_OF_A_BLOCK, BLOCK_W=slice_words, num_warps=8,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
 from sampling import diagonal, examples
 
+from kvlab.fast.kernels import keep, move
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.reference.selection import keep_set
@@ -28,9 +29,12 @@ def expected(scores, protected, kept):
     ]
 
 
-@pytest.mark.parametrize("n", [1, 2, 17, 64, 100, 1023, 1024, 1025])
-def test_lengths(n):
+@pytest.mark.parametrize("n", [1, 2, 17, 64, 100, 1023, 1024, 1025, 2500])
+def test_lengths(n, monkeypatch):
+    """The second head has many equal scores; more entries than a program holds are read again."""
+    monkeypatch.setattr(keep, "MOST_HELD", 1024)
     scores, kept = drawn((2, 2, n)), [max(1, n // 2)] * 2
+    scores[:, 1] = scores[:, 1].round()
     found = keep_slots(scores, None, ascending_positions(2, 2, n), kept, ordered=True)
     nobody = np.zeros((2, 2, n), dtype=bool)
     np.testing.assert_array_equal(as_numpy(found), expected(as_numpy(scores), nobody, kept))
@@ -75,6 +79,15 @@ def test_sequences_of_different_lengths():
     assert ((found >= 0) & (found < 40)).all()
 
 
+def test_the_later_stay_of_more_protected_entries_than_fit():
+    scores, protected = drawn((1, 2, 9)), torch.ones((1, 2, 9), dtype=torch.bool, device=DEVICE)
+    protected[:, 1, 2::3] = False
+    given = scores, protected, ascending_positions(1, 2, 9), [3], True
+    found = keep_slots(*given).tolist()
+    with in_torch():
+        assert found == keep_slots(*given).tolist() == [[[6, 7, 8], [4, 6, 7]]]
+
+
 def buffers(N, G, capacity, d, dtype, seed=0):
     wide = drawn((2, N, G, capacity, d), seed, dtype)
     whole = torch.arange(3 * N * G * capacity, dtype=torch.int32, device=DEVICE)
@@ -99,7 +112,10 @@ def survive(before, slots):
     ("lengths", "d", "dtype"),
     diagonal(((1, 1), (40, 17), (300, 299), (300, 130)), (32, 80, 128), DTYPES),
 )
-def test_survivors_are_moved_together(lengths, d, dtype):
+def test_survivors_are_moved_together(lengths, d, dtype, monkeypatch):
+    """In several blocks, of slices that are wide for float32 and narrow for shorter numbers."""
+    monkeypatch.setattr(move, "WORDS_OF_A_BLOCK", 1024)
+    monkeypatch.setattr(move, "ENOUGH_SLICES", 1 if dtype == torch.float32 else 256)
     n, kept = lengths
     rng = np.random.default_rng(n)
     rows = [np.sort(rng.choice(n, kept, replace=False)) for _ in range(4)]
