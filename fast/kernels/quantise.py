@@ -2,7 +2,8 @@
 
 The bits are those of `kvlab.reference.quantization`. PyTorch computes codes in float64, as the
 reference does: an entry is quantised once or twice in its life, and a code must not depend on the
-precision in which it was computed. Triton does it in one pass.
+precision in which it was computed. Triton does it in one pass, and numbers of 16 bits in float32,
+where it proves that no rounding changed a code.
 
 Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d·bits/8 and 4 per
 group. Outliers are sought in PyTorch: DesireKV asks for them once in many tokens.
@@ -178,30 +179,14 @@ def one_group(
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-@tuned(
-    blocks(4, 3, BLOCK=32),
-    blocks(4, 3, BLOCK=16),
-    blocks(4, 3, BLOCK=64),
-    blocks(8, 3, BLOCK=64),
-    key=["LENGTH", "GROUP", "BITS"],
-)
 @kernel
-def quantise_groups(
-    vectors, codes, scales, zeros, rows,
-    LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Quantise one group of channels of some vectors in float64, bit for bit as the reference does.
+def in_float64(x, BITS: tl.constexpr):
+    """Return codes, as float32, scales and zero points of groups ``[groups, GROUP]``.
 
-    Codes are (x − zero) / scale to the nearest, halves to even. Grid: (blocks of rows, GROUPS).
+    Codes are (x − zero) / scale to the nearest, halves to even.
     """
-    PER: tl.constexpr = 8 // BITS
     LARGEST: tl.constexpr = 2**BITS - 1
-    row, group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
-    channel = tl.arange(0, GROUP)
-    inside = (row < rows)[:, None] & (channel >= 0)[None, :]
-    at = row[:, None] * LENGTH + group * GROUP + channel
-    x = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float64)
+    x = x.to(tl.float64)
     poison = tl.sum(tl.where(x != x, x, 0.0), axis=1)
     x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     low, high = tl.min(x, axis=1), tl.max(x, axis=1)
@@ -211,28 +196,99 @@ def quantise_groups(
     step = tl.where(there, scale.to(tl.float64)[:, None], 1.0)
     steps = tl.where(there, (x - zero.to(tl.float64)[:, None]) / step, 0.0)
     steps = tl.minimum(tl.maximum(steps, 0.0), LARGEST)
-    code = ((steps + 6755399441055744.0) - 6755399441055744.0).to(tl.int32)
-    code = tl.reshape(code, [BLOCK, GROUP // PER, PER])
-    shift = tl.arange(0, PER) * BITS
-    packed = tl.sum(code << shift[None, None, :], axis=2).to(tl.uint8)
-    byte = tl.arange(0, GROUP // PER)
-    to = row[:, None] * (LENGTH // PER) + group * (GROUP // PER) + byte
-    tl.store(codes + to, packed, mask=(row < rows)[:, None] & (byte >= 0)[None, :])
-    tl.store(scales + row * GROUPS + group, scale, mask=row < rows)
-    tl.store(zeros + row * GROUPS + group, zero, mask=row < rows)
+    return ((steps + 6755399441055744.0) - 6755399441055744.0).to(tl.float32), scale, zero
+
+
+@kernel
+def in_float32(x, BITS: tl.constexpr, PER: tl.constexpr):
+    """Return what `in_float64` does, and whether all of it is sure, for numbers of 16 bits.
+
+    Their differences are exact unless one is 2^12 times the other: they have 11 digits, float32 has
+    24. What is ``left`` of x − zero beside ``near``, a multiple of ½, is exact, too, and moves the
+    quotient off ``near`` unless it is 0: float32 numbers beside near · step, of 20 digits, are
+    further away than what rounds to ``near``. So an error of x − zero, which needs an x far below
+    zero, may matter where ``left`` is 0. Scales are right for the same reason: halfway between two
+    numbers of float16, times the largest code, has 20 digits.
+    """
+    LARGEST: tl.constexpr = 2**BITS - 1
+    x = x.to(tl.float32)
+    low, high = tl.min(x, axis=1), tl.max(x, axis=1)
+    span = high - low
+    scale = tl.minimum(tl.div_rn(span, LARGEST * 1.0), 65504.0).to(tl.float16)
+    zero = tl.maximum(low, -65504.0).to(tl.float16)
+    step, offset = scale.to(tl.float32), zero.to(tl.float32)
+    inverse = tl.where(step > 0, 1.0 / tl.where(step > 0, step, 1.0), 0.0)
+    shifted = x - offset[:, None]
+    near = (shifted * inverse[:, None] + 6291456.0) - 6291456.0
+    left = shifted - near * step[:, None]
+    steps = tl.minimum(tl.maximum(near + left * inverse[:, None], 0.0), LARGEST)
+
+    exact = (span + low == high) & (high - span == low) & (low >= -65504.0) & (high <= 65504.0)
+    clear = tl.reshape(tl.abs(x) + tl.abs(left) * 1e30, [x.shape[0], x.shape[1] // PER, PER])
+    doubt = tl.where(exact[:, None], tl.abs(offset)[:, None] / 4096.0 - tl.min(clear, axis=2), 1.0)
+    total = tl.sum(tl.ravel(x), axis=0)
+    sure = (tl.max(tl.ravel(doubt), axis=0) <= 0) & (total == total)
+    return steps, scale, zero, sure
+
+
+@tuned(
+    blocks(4, 3, BLOCK=32, WIDTH=32),
+    blocks(1, 3, BLOCK=8, WIDTH=32),
+    blocks(1, 3, BLOCK=16, WIDTH=32),
+    blocks(1, 3, BLOCK=16, WIDTH=16),
+    blocks(2, 3, BLOCK=32, WIDTH=16),
+    blocks(4, 3, BLOCK=64, WIDTH=32),
+    blocks(4, 3, BLOCK=64, WIDTH=16),
+    key=["GROUP", "BITS"],
+)
+@kernel
+def quantise_groups(
+    vectors, codes, scales, zeros, groups,
+    GROUP: tl.constexpr, BITS: tl.constexpr, PER: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Quantise groups, bit for bit as the reference does in float64.
+
+    PER codes share an element of ``codes``. A group is held in TURNS stretches one above another,
+    so that few threads share it. Grid: (blocks of groups).
+    """
+    WORDS: tl.constexpr = GROUP // PER
+    TURNS: tl.constexpr = max(1, GROUP // WIDTH)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    group = tl.arange(0, BLOCK)
+    there = first + group < groups
+    turn, channel = tl.arange(0, TURNS)[:, None, None], tl.arange(0, GROUP // TURNS)
+    at = vectors + first * GROUP + (turn * (GROUP // TURNS) + group[:, None] * GROUP + channel)
+    x = tl.load(at, mask=there[:, None], other=0.0)
+    x = tl.reshape(tl.permute(x, (1, 0, 2)), [BLOCK, GROUP])
+    if x.dtype.primitive_bitwidth == 16:
+        steps, scale, zero, sure = in_float32(x, BITS, PER)
+        if not sure:
+            steps, scale, zero = in_float64(x, BITS)
+    else:
+        steps, scale, zero = in_float64(x, BITS)
+    code = (steps + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    code = tl.reshape(code, [BLOCK, WORDS, PER]) << (tl.arange(0, PER) * BITS)
+    packed = tl.sum(code, axis=2).to(codes.dtype.element_ty)
+    to = codes + first * WORDS + (group[:, None] * WORDS + tl.arange(0, WORDS))
+    tl.store(to, packed, mask=there[:, None])
+    tl.store(scales + first + group, scale, mask=there)
+    tl.store(zeros + first + group, zero, mask=there)
+
+
+WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
+"""How bytes of codes are written, by the bits that are written together."""
 
 
 @on_its_device
 def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Coded:
     *leading, length = x.shape
-    flat, groups = x.reshape(-1, length).contiguous(), length // group
-    rows = flat.shape[0]
-    codes = flat.new_empty((rows, length * bits // 8), dtype=torch.uint8)
-    scales, zeros = (flat.new_empty((rows, groups), dtype=torch.float16) for _ in range(2))
-    if rows:
-        quantise_groups[lambda sizes: (triton.cdiv(rows, sizes["BLOCK"]), groups)](
-            flat, codes, scales, zeros, rows,
-            LENGTH=length, GROUP=group, GROUPS=groups, BITS=bits,
+    groups, together = x.numel() // group, min(8, group, 32 // bits)
+    codes = x.new_empty((*leading, length * bits // 8), dtype=torch.uint8)
+    scales, zeros = (x.new_empty((*leading, length // group), dtype=torch.float16) for _ in "xx")
+    if groups:
+        quantise_groups[lambda sizes: (triton.cdiv(groups, sizes["BLOCK"]),)](
+            x.contiguous(), codes.view(WORDS[together * bits]), scales, zeros, groups,
+            GROUP=group, BITS=bits, PER=together,
         )  # fmt: skip
-    parts = tuple(x.view(*leading, x.shape[1]) for x in (codes, scales, zeros))
-    return Coded(Groups(bits, group), parts, length)
+    return Coded(Groups(bits, group), (codes, scales, zeros), length)

@@ -10,6 +10,7 @@ from sampling import diagonal, examples
 from tolerances import FLOAT64
 
 from kvlab.fast.kernels.quantise import outlier_scores, quantise
+from kvlab.fast.kernels.quantise import quantize as quantize_in_torch
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.quantization import quantize
 
@@ -36,11 +37,13 @@ def test_codes_scales_and_zero_points(size, bits, dtype):
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    st.lists(st.floats(-7e4, 7e4, width=32), min_size=32, max_size=32), st.sampled_from([2, 4, 8])
+    st.lists(st.floats(-7e4, 7e4, width=32), min_size=32, max_size=32),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from(DTYPES),
 )
-def test_any_numbers(numbers, bits):
-    x = torch.tensor(numbers, dtype=torch.float32, device=DEVICE).clamp(-65504, 65504)
-    is_the_reference(x.view(2, 16), bits, 8)
+def test_any_numbers(numbers, bits, dtype):
+    x = torch.tensor(numbers, device=DEVICE).clamp(-65000, 65000)
+    is_the_reference(x.to(dtype).view(2, 16), bits, 8)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -48,15 +51,44 @@ def test_any_numbers(numbers, bits):
     st.lists(st.integers(-4, 519), min_size=30, max_size=30),
     st.sampled_from([2, 4, 8]),
     st.sampled_from([1.0, 3.0, 2.0**-9, 1.25e-3, 2.0**-24]),
-    st.sampled_from([0.0, -1.0, 7.0, -2049.0]),
-    st.lists(st.sampled_from([0.0, 1e-30, -1e-30, 3e-7, -3e-7]), min_size=30, max_size=30),
+    st.sampled_from([0.0, -1.0, -1.5, 7.0, -2049.0]),
+    st.lists(st.sampled_from([0.0, 1e-30, 3e-7, -3e-7, 3e-8, -3e-8]), min_size=30, max_size=30),
+    st.sampled_from(DTYPES),
 )
-def test_numbers_between_two_codes(halves, bits, step, zero, off):
-    """Quarters and halves of a step, and what float64 cannot tell from them."""
+def test_numbers_between_two_codes(halves, bits, step, zero, off, dtype):
+    """Quarters and halves of a step, and what float64 or float32 cannot tell from them."""
     largest = 2**bits - 1
     inner = [min(h / 2, float(largest)) * step + zero + o for h, o in zip(halves, off, strict=True)]
-    x = torch.tensor([zero, largest * step + zero, *inner], dtype=torch.float32, device=DEVICE)
+    x = torch.tensor([zero, largest * step + zero, *inner], dtype=dtype, device=DEVICE)
     is_the_reference(x.view(1, 32), bits, 32)
+
+
+def hard_groups(bits, rng, n=256):
+    """Numbers for which a narrower format, or one rounding more, would find other codes."""
+    largest = 2**bits - 1
+    step = rng.integers(1, 128, (n, 1)) * 2.0 ** rng.integers(-7, 3, (n, 1))
+    halves = rng.integers(0, 2 * largest + 1, (n, 16)) / 2
+    halves[:, :2] = 0, largest
+    around_zero = (halves - rng.integers(0, 2 * largest, (n, 1)) / 2) * step
+    tiny = rng.choice([1e-30, 3e-8, -3e-8, 6e-8, -6e-8], (n, 16))
+    around_zero[:, 2:] += np.where(around_zero == 0, tiny, 0)[:, 2:]
+    span = largest * (2 * rng.integers(1024, 2048, (n, 1)) + 1)
+    scale_between_two = np.where(np.arange(16) % 2, span // 256 * 256, -(span % 256)) / 16.0
+    far_apart = rng.normal(size=(n, 16)) * 2.0 ** rng.integers(-30, 12, (n, 16))
+    too_large = rng.normal(size=(n, 16)) * 6e4
+    far_apart[0] = [-36704, (1 - 2**-10) / 16, *[0] * 14]  # nearly halfway between two scales
+    kinds = halves * step, around_zero, scale_between_two, far_apart, too_large
+    return torch.tensor(np.concatenate(kinds), device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_groups_that_leave_no_room_for_an_error(bits, dtype):
+    x = hard_groups(bits, np.random.default_rng(bits))
+    x = (x.clamp(-65504, 65504) if dtype == torch.float16 else x).to(dtype)
+    found, wanted = quantise(x, bits, 16), quantize_in_torch(x, bits, 16)
+    for ours, theirs in zip(found.parts, wanted.parts, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
