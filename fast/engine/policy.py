@@ -156,6 +156,8 @@ class Around(Score[ScoreSpec]):
 class Nobody(Protect[reference.Nobody]):
     """Every entry may be evicted."""
 
+    tensors_alone = True
+
     def protected(self, seen: Observation) -> None:
         return
 
@@ -170,6 +172,8 @@ class Edges(Protect[reference.Edges]):
     The reference protects the ``recent`` newest entries. They are the newest tokens, because each
     of these tokens has been protected since it came.
     """
+
+    tensors_alone = True
 
     def protected(self, seen: Observation) -> Marks:
         protected = seen.positions >= seen.clock.oldest_of(self.spec.recent)
@@ -279,6 +283,11 @@ class Policy:
         """Whether entries stay as they came, and PyTorch parts alone decide, after attention."""
         early = self.specification.evict_before_attend or self.specification.reposition
         return not (early or self.precision.quantises or self.on_host)
+
+    @property
+    def tensors_alone(self) -> bool:
+        """Whether scores and protection follow from tensors, and from nothing on the host."""
+        return self.score.tensors_alone and self.protect.tensors_alone
 
     def due(self, clock: BatchClock) -> list[bool]:
         """Say for every sequence whether to decide after this block."""

@@ -88,6 +88,8 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
         cache.append(block.keys, block.values, step.clock)
         only_block = len(cache) == block.keys.shape[2]
         view = step.view = LayerView(cache, block.softcap, only_block=only_block)
+        if only_block and cache.quantises:  # they are coded later: nothing has to be decoded
+            view.read = {"keys": block.keys, "values": block.values}
     queries = block.queries.to(cache.dtype)
     if policy.specification.reposition:
         queries, view = reposition(queries, view, block)

@@ -29,6 +29,8 @@ class Twin(Generic[Spec]):
     """The part in the reference: its options and what it declares of itself hold here, too."""
 
     runs_the_reference = False
+    tensors_alone = False
+    """Whether it computes with tensors alone, and with nothing that the host counts."""
 
     @property
     def on_host(self) -> bool:

@@ -72,7 +72,9 @@ def _check_attention(name: str | None) -> None:
 
 
 @contextmanager
-def attached(attachment: Attachment, block_size: int | None) -> Iterator[None]:
+def attached(
+    attachment: Attachment, block_size: int | None, graphs: bool = False
+) -> Iterator[None]:
     """Let every call of the model use a cache, and restore the model at the end.
 
     A model that does not use transformers' attention interface is refused.
@@ -90,7 +92,7 @@ def attached(attachment: Attachment, block_size: int | None) -> Iterator[None]:
                 f"{type(model).__name__} does not use transformers' attention interface: kvlab "
                 "cannot compress it; use it without compress()"
             )
-        forward = Forward(attachment, block_size).as_method()
+        forward = Forward(attachment, block_size, graphs).as_method()
         with (
             _replaced(model, "_kvlab", NotCopied()),
             _replaced(model, "forward", forward),

@@ -9,6 +9,7 @@ from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.graphs import refuse_graphs
 from kvlab.fast.huggingface.identity import without_wrapper
 from kvlab.fast.huggingface.repositioning import rotations_of
 from kvlab.reference import policy as reference
@@ -26,6 +27,7 @@ def compress(
     block_size: int | None = None,
     watch: Watch | None = None,
     verify: bool = True,
+    graphs: bool = False,
     **options: Any,
 ) -> CompressedCache:
     """Compress the KV cache of a Hugging Face model.
@@ -52,6 +54,7 @@ def compress(
         verify: compare a few tokens with the stock model's first, once per class, configuration,
             number format and device of a model in this process, and once more for methods that
             change positions or masks.
+        graphs: replay tokens as a CUDA graph; the model's hooks run for the first ones only.
         options: hyper-parameters of the method.
 
     Raises:
@@ -68,12 +71,14 @@ def compress(
     model = without_wrapper(model)
     check_model(model)
     attachment = Attachment(model, policy, watch, policy_for)
+    if graphs:
+        refuse_graphs(attachment)
     if policy.specification.reposition:
         attachment.rotations = rotations_of(model)
     if verify:
         attachment.not_compared = check_agreement(attachment)
         attachment.reads_in_pieces = attachment.reads_in_pieces or reads_in_pieces(model)
-    attachment.enter_context(attached(attachment, block_size))
+    attachment.enter_context(attached(attachment, block_size, graphs))
     return CompressedCache(attachment)
 
 

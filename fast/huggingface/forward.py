@@ -14,6 +14,7 @@ from kvlab.fast.engine.step import begin, finish
 from kvlab.fast.huggingface.arguments import BY_TOKEN, Arguments, not_text, setting
 from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.graphs import Graphs
 from kvlab.fast.huggingface.identity import adapters_used, writes_to
 from kvlab.fast.huggingface.text import State
 
@@ -21,8 +22,9 @@ from kvlab.fast.huggingface.text import State
 class Forward:
     """Replaces the ``forward`` of a model inside `compress`."""
 
-    def __init__(self, attachment: Attachment, block_size: int | None) -> None:
+    def __init__(self, attachment: Attachment, block_size: int | None, graphs: bool) -> None:
         self.attachment, self.block_size = attachment, block_size
+        self.graphs = Graphs(attachment) if graphs else None
         self.model = model = attachment.model
         self.forward = model.forward
         self.signature = inspect.signature(self.forward)
@@ -78,11 +80,14 @@ class Forward:
             for first in range(0, m, size):
                 last = min(first + size, m)
                 with torch.inference_mode():
-                    outputs = self.forward(**self._block(cache, given, real, first, last, m))
-                    self._check_attended(cache)
-                    if text.layers.shared:
-                        finish(text.layers)
-                    text.end_block(outputs.logits, last - first)
+
+                    def run(given: dict[str, Any], first: int = first, last: int = last) -> Any:
+                        return self._attended(cache, given, real, first, last, m)
+
+                    outputs = None
+                    if self.graphs is not None and m == 1:
+                        outputs = self.graphs.token(cache, stated, run)
+                    outputs = outputs or run(given)
                 logits.append(outputs.logits)
         outputs = _ordinary(outputs)
         if len(logits) > 1:
@@ -90,6 +95,24 @@ class Forward:
         trains = self.model.training or "labels" in stated or inputs.requires_grad
         if trains and torch.is_grad_enabled():
             _refuse_gradients(outputs)
+        return outputs
+
+    def _attended(
+        self,
+        cache: CompressedCache,
+        given: dict[str, Any],
+        real: Tensor | None,
+        first: int,
+        last: int,
+        m: int,
+    ) -> Any:
+        """Run the model on one block of a call, and end its step."""
+        text = cache.text
+        outputs = self.forward(**self._block(cache, given, real, first, last, m))
+        self._check_attended(cache)
+        if text.layers.shared:
+            finish(text.layers)
+        text.end_block(outputs.logits, last - first)
         return outputs
 
     def _begin(

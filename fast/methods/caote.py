@@ -67,6 +67,10 @@ class EvictionError(Around[reference.EvictionError]):
             return inner
         return Needs(inner.rows, inner.prompt, hidden_states=inner.hidden_states)
 
+    @property
+    def tensors_alone(self) -> bool:
+        return self.inner.tensors_alone and self.spec.options.several == "independent"
+
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         """Return the eviction error of each entry, or the order in which to evict them."""
         options = self.spec.options

@@ -12,5 +12,7 @@ from kvlab.reference.methods import full as reference
 class Recency(Score[reference.Recency]):
     """Rates newer entries higher, for methods whose schedule and protection already decide."""
 
+    tensors_alone = True
+
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return seen.positions.to(seen.queries.dtype)

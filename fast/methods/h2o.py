@@ -12,6 +12,8 @@ from kvlab.reference.methods import h2o as reference
 class AccumulatedAttention(Score[reference.AccumulatedAttention]):
     """Sum of all attention that an entry has received since it was written."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         received = seen.received(self.spec.options.reduce)
         rows = received.shape[2]

@@ -12,5 +12,7 @@ from kvlab.reference.methods import knorm as reference
 class KeyNorm(Score[reference.KeyNorm]):
     """The negative length of the key."""
 
+    tensors_alone = True
+
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return -seen.keys.norm(dim=-1)

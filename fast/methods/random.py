@@ -15,6 +15,8 @@ from kvlab.reference.methods.random import BITS, whole_draws
 class Draw(Score[reference.Draw]):
     """A random number per entry; the number of a sequence's layer is remembered per sequence."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         if "layer" not in state.stream:
             layers = torch.tensor(seen.numbers, device=seen.positions.device)

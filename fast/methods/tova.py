@@ -12,6 +12,8 @@ from kvlab.reference.methods import tova as reference
 class LastRowAttention(Score[reference.LastRowAttention]):
     """Attention that the newest token pays."""
 
+    tensors_alone = True
+
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         last_row = seen.received("mean")[:, :, -1]
         return last_row if self.spec.options.per_head else last_row.mean(dim=1, keepdim=True)

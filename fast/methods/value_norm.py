@@ -12,5 +12,7 @@ from kvlab.reference.methods import value_norm as reference
 class ValueLength(Score[reference.ValueLength]):
     """The length of the value."""
 
+    tensors_alone = True
+
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return seen.values.norm(dim=-1)

@@ -60,3 +60,16 @@ def test_a_gpu_writes_what_the_cpu_writes(spec):
             tokens, _ = written(model, cache, inputs, 30)
             found.append((tokens.cpu(), [positions.cpu() for positions in cache.positions()]))
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("spec", [*SPECS[:3], "random", "streaming_llm", "fast_caote:tova"])
+def test_captured_tokens_are_those_of_steps(model, spec):
+    ids = prompts([40, 40])["input_ids"].cuda()
+    tokens = torch.randint(1, 60, (2, 80), device="cuda").split(1, dim=1)
+    found = []
+    for graphed in (False, True):
+        with compress(model, spec, budget=16, graphs=graphed) as cache, torch.no_grad():
+            model(ids, past_key_values=cache)
+            logits = [model(token, past_key_values=cache).logits for token in tokens]
+            found.append((torch.cat(logits, dim=1), cache.positions()))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
