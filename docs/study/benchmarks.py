@@ -10,7 +10,6 @@ from typing import Any
 from kvlab.fast.lab.benchmarks.results import Result
 from kvlab.fast.lab.reports import Block, Code, Heading, Text
 from kvlab.fast.lab.tables import Column, counted, percent, tabulate
-from study.planner_figures import ROWS, TABLES, printed_milliseconds
 from study.stored import RESULTS
 
 
@@ -171,49 +170,49 @@ def kernels(result: Result) -> Iterator[Block]:
 
 # --- end to end -----------------------------------------------------------------------------------
 
-
-def printed_over_full(each: Mapping[str, Any]) -> float | None:
-    """Return what LazyEviction prints of the same: its latency over the full cache's, less 1."""
-    if each["method"] not in ROWS or str(each["tokens"]) not in TABLES["throughput"]:
-        return None
-    method, full = (printed_milliseconds(each["tokens"], m)[0] for m in (each["method"], "full"))
-    return method / full - 1
-
-
-LATENCY = (
+MIB = 2**20
+DECODED = (
     Column("method"),
-    Column("tokens", format=","),
-    Column("budget", format=","),
-    Column("ms per token", "ms_per_token", ".2f"),
-    Column("over full", "over_full", partial(percent, sign="+")),
-    Column("in the paper", printed_over_full, partial(percent, sign="+")),
-)
-CAPACITY = (
-    Column("method"),
-    Column("tokens", format=","),
-    Column("sequences", "batch", ","),
+    Column("prompt", format=","),
+    Column("texts", "batch", ","),
+    Column("CUDA graph", lambda each: "yes" if each["graphed"] else "no"),
+    Column("ms per token", lambda each: statistics.median(each["ms_per_token"]), ".2f"),
     Column("tokens/s, all", "tokens_per_second", ",.0f"),
-    Column("cache, GiB", "cache_bytes", lambda held: f"{held / 2**30:.1f}"),
+    Column("cache, MiB", lambda each: each["cache_bytes"] / MIB, ",.0f"),
+    Column("of the allocator", lambda each: share_allocated(each), partial(percent, digits=1)),
+    Column("peak, MiB", lambda each: (each["peak_bytes"] or 0) / MIB, ",.0f"),
 )
+
+
+def share_allocated(each: Mapping[str, Any]) -> float | None:
+    """Return the bytes that the cache reports over those that the allocator gave; None if graphed.
+
+    A graph has memory of its own.
+    """
+    held = each["allocated_bytes"]
+    return None if each["graphed"] or not held else each["cache_bytes"] / held
 
 
 def end_to_end(result: Result) -> Iterator[Block]:
-    """Yield an 8B model beside the papers' own figures."""
+    """Yield how fast a model of 8B shape decodes, and what memory it needs."""
     yield Text(
-        "A model of Llama-3-8B's shape has random weights in bfloat16. Its latency stands beside "
-        "LazyEviction's Table 8, which was measured with another model and GPU: compare the two "
-        "columns of overhead, not the times. The number of sequences that fit under a memory cap "
-        f"of {result['cap_bytes'] / 1e9:.0f} GB stands beside DesireKV's Fig. 5b."
+        "A model of Llama-3.1-8B's shape has random weights in bfloat16. Methods keep a quarter of "
+        "the prompt's entries. With a CUDA graph the host starts a token's work as one: without, "
+        "it starts more than a thousand kernels. The stock model's graph reads a StaticCache of "
+        "transformers. “peak” is what reading the prompt and decoding needed beside the weights."
     )
-    for name, columns in (("latency", LATENCY), ("capacity", CAPACITY)):
-        if result[name]:
-            yield tabulate(result[name], columns)
+    yield tabulate(result["one_text"], DECODED)
+    yield Text(
+        f"As many texts at once as caches of {result['cap_bytes'] / 2**30:.0f} GiB hold, by the "
+        "bytes of one text's cache, at most 64:"
+    )
+    yield tabulate(result["equal_memory"], DECODED)
 
 
 LAYOUTS: Mapping[str, tuple[str, Callable[[Result], Iterator[Block]]]] = {
     "parts": ("Decoding speed", decoding),
     "lengths": ("Engines that people deploy", deployed),
     "copy_bytes_per_second": ("Kernels", kernels),
-    "capacity": ("A whole model", end_to_end),
+    "equal_memory": ("A whole model", end_to_end),
 }
 """Headings and contents, by the key of a result that only this benchmark writes."""

@@ -1,36 +1,58 @@
-"""An 8B model, whole generations: LazyEviction's Table 8, and DesireKV under a memory cap.
+"""Decoding with a model of 8B shape: tokens per second and memory, with CUDA graphs and without.
 
     python -m kvlab.fast.lab.benchmarks.end_to_end --out end-to-end-gpu.json
 
-The model has the shape of Llama-3-8B and random weights. Speed does not depend on the weights where
-the number of kept entries does not; DesireKV's does, so the bytes of its cache are reported, too.
-``latency`` writes 4k, 8k and 16k tokens with the budgets of the paper. ``capacity`` finds the
-largest batch that fits under a memory cap, and notes what it writes.
-``--small`` runs both on a tiny model on any device: its times mean nothing.
+The model has the shape of Llama-3.1-8B and random weights in bfloat16. Speed does not depend on the
+weights where the number of kept entries does not; DesireKV's does, so what its cache holds is
+reported, too. ``one_text``: after prompts of several lengths, of which methods keep a quarter.
+``equal_memory``: as many texts of the first length as fit into the same memory.
+
+``graphed`` methods replay tokens (`compress(graphs=True)`); the stock model's graph is a
+transformers StaticCache whose token is captured here. ``--small`` runs a tiny model on any device:
+its times mean nothing.
 """
 
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
 
-from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, kvlab, stock
+from kvlab.fast import compress
 from kvlab.fast.lab.benchmarks.results import Once, Out, gpu_or_small, measuring, write
-from kvlab.fast.lab.benchmarks.workload import Run, random_llama, tiny_llama
+from kvlab.fast.lab.benchmarks.workload import held_by, random_llama, tiny_llama
+from kvlab.reference.methods import takes_budget
 
-SCHEMA = 1
-COMPARED = ("full", "tova", "lazy_eviction")
-"""``full`` is what kvlab's step costs where nothing is evicted."""
-PROMPT = 64
-WARM_UP = 512
-"""Tokens written before anything is timed, so that kernels are compiled and tuned."""
-CAP = 96e9
-"""Bytes: the GPU of DesireKV's figure 5 b."""
+SCHEMA = 2
+STOCK = "stock"
+EACH_TOKEN = (
+    *("streaming_llm", "random", "h2o", "tova"),
+    *("caote:h2o", "caote:tova", "fast_caote:h2o"),
+)
+"""Methods that evict at every token, whose tokens can be captured."""
+OTHERS = (
+    *("full", "lazy_eviction", "raas@pin_prompt=false", "ahakv", "snapkv", "rkv", "nacl"),
+    *("kivi", "ddks", "desirekv"),
+)
+AT_EVERY_LENGTH = "full", "h2o", "caote:h2o", "kivi"
+"""Methods that are measured without a graph after all prompts, not only the first."""
+IN_MEMORY = "h2o", "tova", "caote:h2o", "kivi", "desirekv"
+WARM_UP, TIMED, ROUNDS = 10, 12, 3
+"""Tokens before any is timed, tokens of a round, and rounds, of which the median counts."""
+SHARE = 4
+"""A method keeps one of so many tokens of a prompt."""
+CAP = 2**33
+"""Bytes that caches may hold in ``equal_memory``: as many as 16 full caches of 4,096 tokens."""
+MOST = 64
+"""Most texts at once."""
+
+Token = Callable[[Tensor], Tensor]
 
 
 def _llama_8b(device: str) -> Any:
@@ -47,100 +69,171 @@ def _llama_8b(device: str) -> Any:
     )
 
 
-def _latencies(model: Any, lengths: list[int], once: Once) -> Iterator[dict[str, Any]]:
-    """Yield the latency of every method at every length; one generation before is not counted."""
-
-    def seconds_per_token(contender: Contender, tokens: int) -> float:
-        contender.measured(Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160)), False)
-        return 1 / contender.measured(Run(PROMPT, tokens), False).speed(with_prompt=True)
-
-    for tokens in lengths:
-        full = 0.0
-        for contender in _several(model, COMPARED, tokens // 2):
-            name = f"latency of {tokens} tokens, {contender.name}"
-            each = once(name, partial(seconds_per_token, contender, tokens))
-            full = full or each
-            budget = tokens // 2 if contender.compresses else None
-            about = {"method": contender.name, "tokens": tokens, "budget": budget}
-            yield {**about, "ms_per_token": 1e3 * each, "over_full": each / full - 1}
+def _next(model: Any, cache: Any, tokens: Tensor) -> Tensor:
+    logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits
+    return logits[:, -1:].argmax(dim=-1)
 
 
-def _capacity(contender: Contender, tokens: int, most: int) -> dict[str, Any]:
-    """Return what the largest batch that fits writes, exact to an eighth; {} if none fits."""
-    contender.measured(Run(PROMPT, min(tokens, WARM_UP)), False)
-    best: dict[str, Any] = {}
-    batch, too_many = 1, most + 1
-    while batch < too_many:
-        try:
-            timing = contender.measured(Run(PROMPT, tokens, batch), False)
-            best = {"method": contender.name, "tokens": tokens, "batch": batch}
-            best["tokens_per_second"] = batch * timing.speed(with_prompt=True)
-            best["cache_bytes"] = timing.bytes
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            too_many = batch
-        batch = next_batch(best.get("batch", 0), too_many, most)
-    return best
+def captured_stock(model: Any, prompt: Tensor, more: int) -> tuple[Token, Tensor, StaticCache]:
+    """Read a prompt into a StaticCache with room for more; return a captured token, and the first.
+
+    The graph reads all slots, under a mask, as transformers does where it compiles.
+    """
+    length = prompt.shape[1]
+    read = DynamicCache(config=model.config)
+    token = _next(model, read, prompt)
+    cache = StaticCache(config=model.config, max_cache_len=length + more)
+    pairs: Any = zip(read.layers, cache.layers, strict=True)
+    for of_prompt, layer in pairs:
+        layer.lazy_initialization(of_prompt.keys, of_prompt.values)
+        layer.keys[:, :, :length] = of_prompt.keys
+        layer.values[:, :, :length] = of_prompt.values
+        layer.cumulative_length.fill_(length)
+        of_prompt.keys = of_prompt.values = None
+    ids, at = token.clone(), torch.full_like(token, length)
+    slots = torch.arange(length + more, device=prompt.device)
+
+    def run() -> None:
+        mask = (slots <= at[:, :, None])[:, None]
+        options = {"past_key_values": cache, "attention_mask": mask, "position_ids": at}
+        ids.copy_(model(ids, **options).logits[:, -1:].argmax(dim=-1))
+        at.add_(1)
+
+    if not prompt.is_cuda:
+        return lambda _: (run(), ids)[1], token, cache
+    run()  # libraries choose their algorithms now
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return lambda _: (graph.replay(), ids)[1], token, cache
 
 
-def _several(model: Any, methods: Sequence[str], budget: int | None) -> Iterator[Contender]:
-    setting = Setting(model, budget)
-    yield stock(setting)
-    for method in methods:
-        name = "kvlab full" if method == "full" else method
-        yield replace(kvlab(setting, method), name=name)
+def _timed(token: Token, tokens: Tensor) -> list[float]:
+    """Return the seconds per token of every round."""
+    seconds = []
+    for number in range(1 + ROUNDS):
+        _wait(tokens)
+        began, count = time.perf_counter(), TIMED if number else WARM_UP
+        for _ in range(count):
+            tokens = token(tokens)
+        _wait(tokens)
+        seconds.append((time.perf_counter() - began) / count)
+    return seconds[1:]
 
 
-def next_batch(fits: int, too_many: int, most: int) -> int:
-    """Double the batch until it does not fit, then halve the gap, down to an eighth of it."""
-    if too_many > most:
-        return min(2 * fits, most) if fits < most else too_many
-    gap = too_many - fits
-    return fits + gap // 2 if gap > max(1, fits // 8) else too_many
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize()
 
 
-@contextmanager
-def _at_most(memory: float, device: str) -> Iterator[float]:
-    if device != "cuda":
-        yield memory
-        return
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total))
-    try:
-        yield min(memory, total)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+def _allocated(model: Any) -> int:
+    return torch.cuda.memory_allocated() if model.device.type == "cuda" else 0
+
+
+@torch.no_grad()
+def measure(model: Any, method: str, length: int, batch: int, graphed: bool) -> dict[str, Any]:
+    """Read a prompt, write tokens, and say how fast that was and what was allocated for it."""
+    generator = torch.Generator().manual_seed(1)
+    vocabulary = model.config.vocab_size
+    prompt = torch.randint(1, vocabulary, (batch, length), generator=generator).to(model.device)
+    about = {"method": method, "prompt": length, "batch": batch, "graphed": graphed}
+    more, before = WARM_UP + TIMED * ROUNDS + 8, _allocated(model)
+    if before:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    if method == STOCK and graphed:
+        token, first, cache = captured_stock(model, prompt, more)
+        return about | _found(model, token, first, partial(held_by, cache), before, began)
+    if method == STOCK:
+        cache = DynamicCache(config=model.config)
+        first = _next(model, cache, prompt)
+        return about | _found(
+            model, partial(_next, model, cache), first, partial(held_by, cache), before, began
+        )
+    budget = length // SHARE if takes_budget(method) else None
+    about["budget"] = budget
+    with compress(model, method, budget, graphs=graphed) as cache:
+        first = _next(model, cache, prompt)
+
+        def held() -> tuple[int, int]:
+            return max(max(counts) for counts in cache.kept()), cache.memory().total
+
+        return about | _found(model, partial(_next, model, cache), first, held, before, began)
+
+
+def _found(
+    model: Any,
+    token: Token,
+    first: Tensor,
+    held: Callable[[], tuple[int, int]],
+    before: int,
+    began: float,
+) -> dict[str, Any]:
+    _wait(first)
+    read = time.perf_counter() - began
+    rounds = _timed(token, first)
+    each, (entries, cache_bytes) = statistics.median(rounds), held()
+    found = {"read_seconds": read, "ms_per_token": [1e3 * x for x in rounds]}
+    found |= {"tokens_per_second": len(first) / each, "entries": entries}
+    found |= {"cache_bytes": cache_bytes, "allocated_bytes": None, "peak_bytes": None}
+    if before:
+        found["allocated_bytes"] = torch.cuda.memory_allocated() - before
+        found["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    return found
+
+
+def several(lengths: Sequence[int]) -> Iterator[tuple[str, int, bool]]:
+    """Yield what is measured with one text: method, length of the prompt, and whether by graphs."""
+    for length in lengths:
+        yield from ((method, length, True) for method in (STOCK, *EACH_TOKEN))
+        yield STOCK, length, False
+        every = (*EACH_TOKEN, *OTHERS) if length == lengths[0] else AT_EVERY_LENGTH
+        yield from ((method, length, False) for method in every)
+
+
+def texts_in(cap: int, bytes_of_one: int, most: int) -> int:
+    """Return how many texts of so many bytes fit."""
+    return max(1, min(most, cap // bytes_of_one))
 
 
 def main(
-    tokens: Annotated[list[int] | None, typer.Option(help="Lengths; may be repeated.")] = None,
-    capacity_tokens: Annotated[int, typer.Option(help="Tokens written under the cap.")] = 8192,
-    cap: Annotated[float, typer.Option(help="Bytes that may be allocated.")] = CAP,
-    most: Annotated[int, typer.Option(help="Largest batch to try.")] = 256,
+    lengths: Annotated[str, typer.Option(help="Tokens of prompts.")] = "4096,16384,32768",
+    cap: Annotated[int, typer.Option(help="Bytes that caches may hold in `equal_memory`.")] = CAP,
     small: Annotated[bool, typer.Option("--small", help="A tiny model, on any device.")] = False,
     out: Out = None,
 ) -> None:
-    """Measure whole generations of an 8B model."""
+    """Measure how fast a model of 8B shape decodes."""
     device = gpu_or_small("end_to_end", small)
-    lengths = tokens or [4096, 8192, 16384]
-    methods = ["full", "kivi@key_bits=8,value_bits=4", "rpc", "desirekv"]
-    if small:
-        lengths, capacity_tokens, most = [64], 24, 2
-        methods = ["full", "desirekv@interval=16,selector=4,group=32"]
+    prompts = [64] if small else [int(length) for length in lengths.split(",")]
+    most = 2 if small else MOST
     model = tiny_llama(device) if small else _llama_8b(device)
-    asked = {"tokens": lengths, "capacity_tokens": capacity_tokens, "cap": cap, "most": most}
-    total = (1 + len(COMPARED)) * len(lengths) + 1 + len(methods)
-    with measuring(out, asked, device, total) as once:
-        slow = list(_latencies(model, lengths, once))
-        with _at_most(cap, device) as cap_bytes:
-            fitted = [
-                once(
-                    f"largest batch of {each.name}", partial(_capacity, each, capacity_tokens, most)
-                )
-                for each in _several(model, methods, None)
-            ]
-        found = {"cap_bytes": cap_bytes, "latency": slow, "capacity": [*filter(None, fitted)]}
+    single = list(several(prompts))
+    if small:
+        single = [(STOCK, 64, True), ("full", 64, False), ("h2o", 64, device == "cuda")]
+    methods = ["h2o"] if small else list(IN_MEMORY)
+    asked = {"lengths": prompts, "cap": cap, "most": most, "small": small}
+    with measuring(out, asked, device, len(single) + 1 + len(methods)) as once:
+        alone = [_one(once, model, method, n, 1, graphed) for method, n, graphed in single]
+        bytes_of = {x["method"]: x["cache_bytes"] for x in alone if x["prompt"] == prompts[0]}
+        together = []
+        for method in (STOCK, *methods):
+            batch = texts_in(cap, bytes_of[method], most)
+            graphed = device == "cuda" and method in (STOCK, *EACH_TOKEN)
+            together.append(_one(once, model, method, prompts[0], batch, graphed))
+        found = {"cap_bytes": cap, "one_text": alone, "equal_memory": together}
         write(SCHEMA, device, found, out)
+
+
+def _one(
+    once: Once, model: Any, method: str, length: int, batch: int, graphed: bool
+) -> dict[str, Any]:
+    graph = ", graphed" if graphed else ""
+    name = f"{method}, {batch} texts of {length:,} tokens{graph}"
+    found = once(name, partial(measure, model, method, length, batch, graphed))
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
 
 
 if __name__ == "__main__":

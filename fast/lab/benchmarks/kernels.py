@@ -2,7 +2,8 @@
 
 python -m kvlab.fast.lab.benchmarks.kernels --out docs/study/results/benchmarks/kernels-gpu.json
 
-Every kernel is timed with events, the cache of the processor overwritten before each run; the
+Every kernel is timed with events. Before each run the processor's cache is filled with other
+memory, by reading: what a write leaves there would have to be written back during the run. The
 figure is the median. The bytes of a kernel are those of its function's docstring. A kernel for
 fewer bits is compared with the kernel for 16 bits: its gain, and the share of the gain that its
 bytes allow. The file names cases for which memory is not enough.
@@ -46,7 +47,7 @@ ROWS = 1024
 """Rows of a block of the prompt, for its attention and the prefill scores."""
 PLAIN, WITH_SCORES = "decode attention, no scores", "decode attention, probabilities"
 FLUSHED = 2**28
-"""Bytes written before every run: more than any processor's cache."""
+"""Bytes read before every run: more than any processor's cache."""
 HEAD_START = 2_000_000
 """Cycles, about a millisecond, that the GPU sleeps while the host starts what is timed."""
 
@@ -234,10 +235,10 @@ def _seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
     run()
     if device != "cuda":
         return time.perf_counter() - started
-    flush = torch.empty(FLUSHED, dtype=torch.int8, device=device)
+    flush = torch.zeros(FLUSHED // 4, dtype=torch.int32, device=device)
     times = []
     for _ in range(repeats):
-        flush.zero_()
+        flush.amax()
         torch.cuda._sleep(HEAD_START)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, Cache, GenerationConfig, LlamaConfig
 
 ENTRIES = 256
 """Entries per head that every compressed contender keeps of the small model's text."""
@@ -102,7 +102,7 @@ def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
     )
 
 
-def held_by(cache: DynamicCache) -> Holds:
+def held_by(cache: Cache) -> Holds:
     """Return what a cache of transformers holds."""
     every: Any = cache.layers
     layers = [layer for layer in every if layer.is_initialized]

@@ -9,6 +9,7 @@ import pytest
 import torch
 import typer
 from tolerances import FLOAT32_SCORES
+from transformers import DynamicCache
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
@@ -142,30 +143,34 @@ def test_a_gpu_is_asked_for(benchmark):
         benchmark.main()
 
 
-def test_a_tiny_model_runs_everywhere_and_is_shown(measured, monkeypatch):
-    monkeypatch.setattr(end_to_end, "WARM_UP", 16)  # no kernel is compiled for a tiny model
+def test_a_tiny_model_runs_everywhere_and_is_shown(measured):
     found = measured(end_to_end, "--small")
-    methods = [each["method"] for each in found["latency"]]
-    assert methods == ["transformers full cache", "kvlab full", "tova", "lazy_eviction"]
-    assert found["latency"][0]["over_full"] == 0
-    full, ours, desirekv = found["capacity"]
-    assert full["batch"] == ours["batch"] == desirekv["batch"] == 2
-    assert [full["method"], ours["method"]] == methods[:2]
-    whole = 2 * 4 * 8 * 32 * 2 * 4 * (end_to_end.PROMPT + 24 - 1)
-    assert 0 < desirekv["cache_bytes"] < whole == full["cache_bytes"] <= ours["cache_bytes"]
+    stock, full, h2o = found["one_text"]
+    assert [each["method"] for each in (stock, full, h2o)] == ["stock", "full", "h2o"]
+    bytes_of_one = 2 * 4 * 8 * 32 * 4  # keys and values, layers, heads, channels, float32
+    assert full["cache_bytes"] >= bytes_of_one * full["entries"] > h2o["cache_bytes"]
+    assert [each["batch"] for each in found["equal_memory"]] == [2, 2]
     shown = result_blocks("result.json", found)
     cells = {cell for block in shown for row in getattr(block, "rows", ()) for cell in row}
-    assert {"lazy_eviction", "desirekv@interval=16,selector=4,group=32"} <= cells
+    assert {"stock", "full", "h2o"} <= cells
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7, 13, 64, 100, 300])
-def test_the_largest_batch_is_found_to_an_eighth(limit):
-    most, fits, too_many, batch, tried = 256, 0, 257, 1, 0
-    while batch < too_many:
-        fits, too_many = (batch, too_many) if batch <= limit else (fits, batch)
-        batch, tried = end_to_end.next_batch(fits, too_many, most), tried + 1
-    assert 0 <= min(limit, most) - fits <= max(1, fits // 8)
-    assert tried < 16
+@torch.no_grad()
+def test_the_stock_models_captured_token_is_that_of_its_dynamic_cache():
+    model, prompt = tiny_llama(DEVICE), torch.arange(1, 25, device=DEVICE).view(2, 12)
+    token, tokens, _ = end_to_end.captured_stock(model, prompt, 12)
+    written = [token(tokens).clone() for _ in range(4)]
+    cache, expected, tokens = DynamicCache(config=model.config), [], prompt
+    for _ in range(6):
+        tokens = model(tokens, past_key_values=cache).logits[:, -1:].argmax(-1)
+        expected.append(tokens)
+    first = 2 if DEVICE == "cuda" else 1  # the token before a capture is not returned
+    assert torch.equal(torch.cat(written, 1), torch.cat(expected[first : first + 4], 1))
+
+
+@pytest.mark.parametrize(("cap", "one", "texts"), [(100, 30, 3), (100, 200, 1), (10**6, 1, 64)])
+def test_texts_that_fit_are_counted(cap, one, texts):
+    assert end_to_end.texts_in(cap, one, 64) == texts
 
 
 @pytest.fixture
