@@ -8,7 +8,6 @@ captured, and not when it is replayed.
 """
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.policy import Policy
+from kvlab.fast.huggingface.arguments import configs_of, setting
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.identity import adapters_used
 from kvlab.fast.huggingface.text import StreamClock, Text
@@ -95,15 +95,24 @@ class TokenGraph:
             place.bring()
         (group,) = text.layers.groups
         before = [(x, dict(vars(x))) for x in (text, clock, cache, cache.columns, group)]
-        self.outputs: Any = None
+        self.kind: Any = None
+        self.outputs: dict[str, Any] = {}
+        """Of fixed addresses. Without the cache, which would never be freed."""
 
         def token() -> None:
-            self.outputs = run({**given, **self.inputs})
+            found = run({**given, **self.inputs})
+            self.kind, self.outputs = type(found), dict(found.items())
+            self.outputs.pop("past_key_values", None)
             for place in self.places:
                 place.bring()
 
         try:
             self.replay = captured(token)
+        except RuntimeError as error:
+            raise ValueError(
+                f"graphs = True: a token of this model cannot be captured ({error}): call "
+                "compress() without graphs"
+            ) from error
         finally:
             for owner, attributes in before:
                 vars(owner).clear()
@@ -120,7 +129,7 @@ class TokenGraph:
         for name, fixed in self.inputs.items():
             fixed.copy_(given[name])
         self.replay()
-        return copy(self.outputs)
+        return self.kind(**self.outputs, past_key_values=given["past_key_values"])
 
 
 def captured(run: Callable[[], None]) -> Callable[[], None]:
@@ -154,7 +163,8 @@ class Graphs:
     ) -> Any:
         """Run the model on a token by a graph; None if it is not a token like those before."""
         text = cache.text
-        kind = self._kind(given) if evicts_one(text) else None
+        alike = evicts_one(text) and not text.model_counts_positions
+        kind = self._kind(given) if alike else None
         last, count = self.alike.get(text, (None, 0))
         count = count + 1 if kind == last else 1
         self.alike[text] = kind, count
@@ -171,7 +181,8 @@ class Graphs:
     def _kind(self, given: Mapping[str, Any]) -> Any:
         """Return what calls must have in common to be replayed; None if they cannot be."""
         model, adapted = self.attachment.model, self.attachment.adapted
-        if torch.is_autocast_enabled("cuda") or "inputs_embeds" in given:
+        routed = setting(configs_of(model), given, "output_router_logits", True)  # reads the mask
+        if routed or torch.is_autocast_enabled("cuda") or "inputs_embeds" in given:
             return None
         weights = tuple(x.data_ptr() for x in model.parameters())
         adapters = adapters_used(adapted) if adapted else ()

@@ -314,7 +314,7 @@ def errors_of_entries(
     UNIT: tl.constexpr = 1.0 if ROWS == 1 else 16777216.0  # small errors have squares, too
     chunk = tl.arange(0, CHUNKS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     held = ()  # they stay in registers
-    for row in tl.static_range(ROWS):
+    for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
         point = tl.load(points + (head * ROWS + row) * D + chunk, mask=chunk < D, other=0.0)
         held += (point.to(tl.float32)[:, None, :],)
     heaviest = tl.zeros([BLOCK_N], tl.float32)

@@ -1,5 +1,7 @@
 """Tokens that are replayed from a recording are those that are computed anew."""
 
+import weakref
+
 import pytest
 import recorded
 import torch
@@ -21,7 +23,7 @@ def on_cpu(monkeypatch):
     made = []
 
     def captured(run):
-        made.append(run)
+        made.append(None)
         return recorded.recorded(run)
 
     monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
@@ -83,6 +85,28 @@ def test_moved_weights_are_captured_anew(on_cpu):
             assert not model(IDS[:, :1], past_key_values=cache).logits.any()
         finally:
             head.data = before
+
+
+def test_a_graph_keeps_no_cache_alive(on_cpu):
+    with compress(tiny("llama"), "h2o", budget=12, graphs=True) as cache:
+        logits_of(cache.attachment.model, cache, IDS[:, :6])
+        other = cache.copy()
+        logits_of_copy = [cache.attachment.model(IDS[:, :1], past_key_values=other) for _ in "abcd"]
+        kept = weakref.ref(other.text)
+        assert len(on_cpu) == 2
+        del other, logits_of_copy
+        assert kept() is None
+
+
+def test_a_model_that_waits_for_the_device_is_refused_by_name(on_cpu, monkeypatch):
+    def waits(run):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "captured", waits)
+    with compress(tiny("llama"), "h2o", budget=12, graphs=True) as cache:
+        with pytest.raises(ValueError, match=r"cannot be captured \(operation not permitted"):
+            logits_of(cache.attachment.model, cache, IDS[:, :6])
+        cache.reset()
 
 
 @pytest.mark.parametrize(
