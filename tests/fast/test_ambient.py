@@ -44,6 +44,11 @@ STATES = {
 }
 
 
+def budget_for(spec):
+    """Return a budget: of four pages where a method protects whole ones."""
+    return budget_of(spec, 16 if spec in GRANULAR else 12)
+
+
 def read(model, spec, state, rest):
     """Read a padded prompt and a second text in one state, and single tokens between in another.
 
@@ -59,7 +64,7 @@ def read(model, spec, state, rest):
 
     with ExitStack() as context:
         with state():
-            cache = context.enter_context(compress(model, spec, budget_of(spec), watch=watch))
+            cache = context.enter_context(compress(model, spec, budget_for(spec), watch=watch))
             model(text, attention_mask=mask, past_key_values=cache)
         for _ in range(9):
             with rest():
@@ -78,7 +83,7 @@ def replayed(spec, steps, layers):
     watch = lambda _, result: found.append(  # noqa: E731
         (result.output, result.scores, result.cache.positions)
     )
-    engine = Layers(methods.get(spec, budget_of(spec)), layers, watch)
+    engine = Layers(methods.get(spec, budget_for(spec)), layers, watch)
     for first in range(0, len(steps), layers):
         clock = steps[first][0].clock
         clock = BatchClock(clock.rows, clock.positions, clock.prompt)
