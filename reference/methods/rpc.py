@@ -61,7 +61,7 @@ class ShareOfGenerated(Budget):
     def entries(self, clock: Clock) -> int:
         """Return the number of generated entries that may be kept."""
         interval = self.options.interval
-        compressions = (clock.generated - self.options.selector) // interval
+        compressions = max(0, (clock.generated - self.options.selector) // interval)
         return compressions * int(interval // self.options.compression)  # [RPC 4]
 
 

@@ -8,15 +8,18 @@ from kvlab.reference.observation import Clock
 
 
 def test_timeline_of_the_paper():
-    """P = 1024, R = 32, c = 4: at 1056, 2080, 3104, 4128 generated tokens keep 256·1, 2, 3, 4."""
+    """P = 1024, R = 32, c = 4: at 1056, 2080, 3104, 4128 generated tokens keep 256·1, 2, 3, 4.
+
+    After the prompt, where another schedule may evict, none are there to be kept.
+    """
     policy = methods.get("rpc")
     due = [g for g in range(1, 4200) if policy.schedule.due(Clock(g + 7, 1, 7))]
     assert due == [1056, 2080, 3104, 4128]
     kept_then = [
         policy.budget.room(observation([[1.0]], seen=g + 7, prompt=7), np.zeros((1, 1), bool))
-        for g in due
+        for g in (0, *due)
     ]
-    assert kept_then == [256, 512, 768, 1024]
+    assert kept_then == [0, 256, 512, 768, 1024]
 
 
 def test_scores_by_hand():
