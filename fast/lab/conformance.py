@@ -4,7 +4,8 @@
 or Triton computes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -292,15 +293,30 @@ def decoder(directory: str, sliding_window: int | None) -> PreTrainedModel:
     return sliding
 
 
+@contextmanager
+def softcapped(model: PreTrainedModel, softcap: float | None) -> Iterator[None]:
+    """Let a model without a softcap hand one to attention, as Gemma 2's layers do."""
+
+    def add(_: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        return args, {**given, "softcap": softcap}
+
+    layers = [] if softcap is None else model.model.layers
+    hooks = [layer.self_attn.register_forward_pre_hook(add, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _whole_cache(method, budget, model, tokens, padding, calls, continues, **given):
-    softcap, block_size = given["softcap"], given["block_size"]
     if given["learned_sinks"] is not None:
         raise NotImplementedError("kvlab does not know attention with learned sinks")
     whole = decoder(model, given["sliding_window"])
     real = torch.arange(tokens.shape[1]) >= padding[:, None]
-    variant = {} if softcap is None else {"softcap": softcap}
     found, first = {"logits": [], "kept": [], "bytes": []}, 0
-    with compress(whole, method, budget, block_size=block_size) as cache:
+    capped = softcapped(whole, given["softcap"])
+    with compress(whole, method, budget, block_size=given["block_size"]) as cache, capped:
         for length, order in zip(calls.tolist(), continues, strict=True):
             last = first + length
             if first and not torch.equal(order, torch.arange(len(order))):
@@ -311,7 +327,6 @@ def _whole_cache(method, budget, model, tokens, padding, calls, continues, **giv
                 attention_mask=real[:, :last].long(),
                 past_key_values=cache,
                 logits_to_keep=1,
-                **variant,
             )
             found["logits"].append(outputs.logits[:, -1])
             found["kept"].append(_held(cache, tokens.shape[1]))
