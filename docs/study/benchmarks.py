@@ -38,7 +38,7 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     some = f"{asked['lengths']} tokens" if "lengths" in asked else some
     parts = (heading, measured, some, gpu_of(result) or "CPU", used)
     yield Heading(", ".join(part for part in parts if part))
-    yield Text(f"From {name}.")
+    yield Text(f"From {name}. {result.get('note', '')}".rstrip())
     yield from contents(result)
     yield Code(result["command"])
     yield Text(machine_text(result))
@@ -202,10 +202,7 @@ def end_to_end(result: Result) -> Iterator[Block]:
         "transformers. “peak” is what reading the prompt and decoding needed beside the weights."
     )
     yield tabulate(result["one_text"], DECODED)
-    yield Text(
-        f"As many texts at once as caches of {result['cap_bytes'] / 2**30:.0f} GiB hold, by the "
-        "bytes of one text's cache, at most 64:"
-    )
+    yield Text("Several texts at once, beside what their caches hold:")
     yield tabulate(result["equal_memory"], DECODED)
 
 
