@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 import torch
@@ -79,11 +79,8 @@ class Forward:
         with text.running():
             for first in range(0, m, size):
                 last = min(first + size, m)
+                run = partial(self._attended, cache, real=real, first=first, last=last, m=m)
                 with torch.inference_mode():
-
-                    def run(given: dict[str, Any], first: int = first, last: int = last) -> Any:
-                        return self._attended(cache, given, real, first, last, m)
-
                     outputs = None
                     if self.graphs is not None and m == 1:
                         outputs = self.graphs.token(cache, stated, run)

@@ -8,7 +8,7 @@ captured, and not when it is replayed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,7 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface.arguments import configs_of, setting
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.identity import adapters_used
-from kvlab.fast.huggingface.text import StreamClock, Text
+from kvlab.fast.huggingface.text import Text
 from kvlab.reference.observation import Clock
 
 DEVICES = ("cuda",)
@@ -151,6 +151,7 @@ class Graphs:
 
     def __init__(self, attachment: Attachment) -> None:
         self.attachment = attachment
+        self.configs = configs_of(attachment.model)
         self.alike: WeakKeyDictionary[Text, tuple[Any, int]] = WeakKeyDictionary()
         """What a text's last calls had in common, and how many of them there were."""
         self.of_text: WeakKeyDictionary[Text, TokenGraph] = WeakKeyDictionary()
@@ -175,13 +176,14 @@ class Graphs:
         if graph is None or not graph.fits(text):
             self.of_text[text] = graph = TokenGraph(text, given, run)
         outputs = graph(given)
-        counted_on(text.clock)
+        text.clock.rows = rows_after_a_token(text)
+        text.clock.columns += 1
         return outputs
 
     def _kind(self, given: Mapping[str, Any]) -> Any:
         """Return what calls must have in common to be replayed; None if they cannot be."""
         model, adapted = self.attachment.model, self.attachment.adapted
-        routed = setting(configs_of(model), given, "output_router_logits", True)  # reads the mask
+        routed = setting(self.configs, given, "output_router_logits", True)  # reads the mask
         if routed or torch.is_autocast_enabled("cuda") or "inputs_embeds" in given:
             return None
         weights = tuple(x.data_ptr() for x in model.parameters())
@@ -202,7 +204,7 @@ def evicts_one(text: Text) -> bool:
     policy, layers = text.policy, text.layers
     if not layers.shared or layers.caches[0]._vacant is None or None in text.clock.first_evictions:
         return False
-    cache, next_rows = layers.caches[0], following(text.clock)
+    cache, next_rows = layers.caches[0], rows_after_a_token(text)
     counts = cache.counts[: cache.sequences]
     return all(
         policy.schedule.due(row) and not policy.schedule.ended(row) and leaving(policy, row, n) == 1
@@ -210,18 +212,13 @@ def evicts_one(text: Text) -> bool:
     )
 
 
+def rows_after_a_token(text: Text) -> tuple[Clock, ...]:
+    """Return the clocks of all sequences after one more token."""
+    return text.clock.rows_after([1] * len(text.clock.rows))
+
+
 def leaving(policy: Policy, row: Clock, entries: int) -> int | None:
     """Return how many entries the policy evicts; None if that depends on the data."""
     protected = policy.protect.count(row, entries)
     room = None if protected is None else policy.budget.room(row, entries, protected)
     return None if protected is None or room is None else max(0, entries - protected - room)
-
-
-def following(clock: StreamClock) -> tuple[Clock, ...]:
-    """Return the clocks of all sequences after one more token."""
-    return tuple(replace(row, seen=row.seen + 1, block=1) for row in clock.rows)
-
-
-def counted_on(clock: StreamClock) -> None:
-    """Count a token of which the device has taken care."""
-    clock.rows, clock.columns = following(clock), clock.columns + 1

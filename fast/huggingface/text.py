@@ -243,13 +243,17 @@ class StreamClock:
         counts = [m] * len(self.rows) if real is None else real.sum(dim=-1).tolist()
         positions = self.following(real, m)
         self._last = torch.maximum(self._last, positions[:, -1:])
-        self.rows = tuple(
-            Clock(row.seen + count, count, row.prompt)
-            for row, count in zip(self.rows, counts, strict=True)
-        )
+        self.rows = self.rows_after(counts)
         if self.records_confidence:
             self._record_confidence(positions)
         return BatchClock(self.rows, positions, self._prompt)
+
+    def rows_after(self, counts: Sequence[int]) -> tuple[Clock, ...]:
+        """Return the clocks of all sequences after a block of so many tokens each."""
+        return tuple(
+            Clock(row.seen + count, count, row.prompt)
+            for row, count in zip(self.rows, counts, strict=True)
+        )
 
     def following(self, real: Bool[Tensor, "N m"] | None, m: int) -> Int[Tensor, "N m"]:
         """Return the positions of the next ``m`` columns, which are -1 where they are padding.

@@ -35,8 +35,8 @@ def eviction_errors(
     distances to it. PyTorch computes it anew. Errors are float32; an entry that has all the mass
     gets the largest number there is.
     """
-    on_trial = values.is_cuda and values.itemsize > 2  # wrong sums on an H200 with Triton 3.6
-    if uses_triton(h) and not on_trial:
+    summed_wrongly = values.is_cuda and values.itemsize > 2  # by Triton 3.6 on an H200
+    if uses_triton(h) and not summed_wrongly:
         return _errors_in_triton(h, values, fast, output)
     values = values.to(h.dtype)
     per_row = fast_eviction_error(h, values, None) if fast else eviction_error(h, values)

@@ -38,7 +38,7 @@ def output_without(
 
 
 def exact_output(weights: Sequence[int], values: Sequence[int], stays: Iterable[int]) -> Fraction:
-    """Output over ``kept`` of one channel, for attention proportional to whole numbers."""
+    """Output over ``stays`` of one channel, for attention proportional to whole numbers."""
     kept = list(stays)
     total = sum(weights[i] for i in kept)
     return sum((Fraction(weights[i] * values[i], total) for i in kept), Fraction(0))

@@ -144,13 +144,12 @@ def measure(model: Any, method: str, length: int, batch: int, graphed: bool) -> 
     began = time.perf_counter()
     if method == STOCK and graphed:
         token, first, cache = captured_stock(model, prompt, more)
-        return about | _found(model, token, first, partial(held_by, cache), before, began)
+        return about | _found(token, first, partial(held_by, cache), before, began)
     if method == STOCK:
         cache = DynamicCache(config=model.config)
         first = _next(model, cache, prompt)
-        return about | _found(
-            model, partial(_next, model, cache), first, partial(held_by, cache), before, began
-        )
+        token, held = partial(_next, model, cache), partial(held_by, cache)
+        return about | _found(token, first, held, before, began)
     budget = length // SHARE if takes_budget(method) else None
     about["budget"] = budget
     with compress(model, method, budget, graphs=graphed) as cache:
@@ -159,11 +158,10 @@ def measure(model: Any, method: str, length: int, batch: int, graphed: bool) -> 
         def held() -> tuple[int, int]:
             return max(max(counts) for counts in cache.kept()), cache.memory().total
 
-        return about | _found(model, partial(_next, model, cache), first, held, before, began)
+        return about | _found(partial(_next, model, cache), first, held, before, began)
 
 
 def _found(
-    model: Any,
     token: Token,
     first: Tensor,
     held: Callable[[], tuple[int, int]],
