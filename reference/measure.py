@@ -1,10 +1,11 @@
 """The memory and the error of a policy, measured along a given continuation."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, advance, choose, log_softmax, prefill
@@ -35,6 +36,8 @@ class Measurement:
     """Bits stored per element of the full cache, scales and zero points included."""
     payload_bits: Float[Array, " steps"]
     """The same without scales and zero points."""
+    after_eviction: Bool[Array, " steps"]
+    """Whether the step's last token attended after an eviction; until then nothing is missing."""
 
 
 @dataclass
@@ -85,13 +88,18 @@ def teacher_forced(
     """
     if len(continuation) == 0:
         raise ValueError("continuation must hold at least one token")
-    shadow = DenseShadow()
+    shadow, whole = DenseShadow(), []
     rng = np.random.default_rng()
-    row, session = prefill(model, policy, prompt, watch=shadow.watch)
+
+    def watch(block: Block, result: StepResult) -> None:
+        shadow.watch(block, result)
+        whole.append(attended_to_all(policy, block, result))
+
+    row, session = prefill(model, policy, prompt, watch=watch)
     logits, columns = [row], [_memory(session, shadow.mean_error())]
     for token in continuation[:-1]:
         _, confidence = choose(logits[-1], 0.0, rng)
-        rows, session = advance(session, [token], confidence, shadow.watch)
+        rows, session = advance(session, [token], confidence, watch)
         logits.append(rows[-1])
         columns.append(_memory(session, shadow.mean_error()))
     written = np.stack(logits)
@@ -100,13 +108,22 @@ def teacher_forced(
         raise ValueError(
             f"full_logits has the shape {yardstick.shape}, the run gave {written.shape}"
         )
-    return measurement(np.array(columns), yardstick, written), written
+    after = np.arange(len(prompt), len(prompt) + len(written)) > min(whole)
+    return measurement(np.array(columns), yardstick, written, after), written
+
+
+def attended_to_all(policy: Policy, block: Block, result: StepResult) -> float:
+    """Return how many tokens attended to all before them when a step evicts; else infinity."""
+    if result.decision is None or result.decision.scores is None:
+        return math.inf
+    return block.clock.seen - (block.clock.block if policy.evict_before_attend else 0)
 
 
 def measurement(
     columns: Float[Array, "steps 5"],
     full: Float[Array, "steps vocab"],
     written: Float[Array, "steps vocab"],
+    after_eviction: Bool[Array, " steps"],
 ) -> Measurement:
     """Put a run together: errors, entries, bytes, average bits and payload bits, and its logits."""
     error, entries, nbytes, average, payload = columns.T
@@ -118,6 +135,7 @@ def measurement(
         nbytes=nbytes,
         average_bits=average,
         payload_bits=payload,
+        after_eviction=after_eviction,
     )
 
 

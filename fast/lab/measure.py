@@ -16,6 +16,7 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Block, StepResult
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.kernels.attention import attend, visible
+from kvlab.fast.lab.points import tokens_after
 from kvlab.reference.measure import Measurement, measurement
 from kvlab.reference.policy import Policy as ReferencePolicy
 from kvlab.reference.quantization import FULL_BITS
@@ -70,13 +71,15 @@ def teacher_forced(
         for step in feed_in_steps(model, cache, prompts, continuations):
             logits.append(step[:, -1].double().cpu().numpy())
             columns.append(_memory_columns(cache, shadow.mean_error()))
+        firsts = cache.first_evictions
     table, rows = np.array(columns), np.stack(logits, axis=1)
     found = []
     for row, continuation in enumerate(continuations):
         steps = len(continuation)
         written = rows[row, :steps]
         yardstick = written if full_logits is None else full_logits[row]
-        found.append((measurement(table[:steps, :, row], yardstick, written), written))
+        after = np.arange(steps) >= steps - tokens_after(firsts[row], len(prompts[row]), steps)
+        found.append((measurement(table[:steps, :, row], yardstick, written, after), written))
     return found
 
 

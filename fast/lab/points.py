@@ -57,6 +57,11 @@ class After:
         return f"{percent(self.count / self.of)}{'' if self.count else f' {NOTHING}'}"
 
 
+def never(after: After | None) -> bool:
+    """Say whether it was counted how often something happened, and it never did."""
+    return after is not None and not after.count
+
+
 def all_of(parts: Iterable[After | None]) -> After | None:
     """Add up what was counted; None if nothing was."""
     known = [each for each in parts if each is not None and each.of]
@@ -107,7 +112,7 @@ class MeasuredRow(Row):
     @property
     def measures_nothing(self) -> bool:
         """Whether nothing was evicted before any token, so that the row is the full cache's."""
-        return self.after_eviction is not None and not self.after_eviction.count
+        return never(self.after_eviction)
 
 
 EXCEEDED = "†"
@@ -139,11 +144,14 @@ NOTHING = "∅"
 
 AFTER_EVICTION = Column("after eviction", "after_eviction", lambda after: after.written, width=14)
 
+STEPS_AFTER = Column("steps after", "steps_after_eviction", lambda after: after.written, width=11)
+
 AFTER_CAPTION = (
     "after eviction: share of the rated tokens, or of the answers, that come after at least one "
     f"eviction, because until then a method is the full cache · {NOTHING}: none does, so the row "
     "measures nothing, and no test counts it · –: nothing is ever evicted, or it was not counted"
 )
+STEPS_CAPTION = "steps after: the same share of the steps over which error and KL are means"
 
 
 def nothing_mark(row: MeasuredRow) -> str:

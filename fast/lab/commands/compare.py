@@ -27,7 +27,14 @@ from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.controls import explained, gains_table
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.points import AFTER_CAPTION, BUDGET_CAPTION, ENTRIES, ORACLE, check_points
+from kvlab.fast.lab.points import (
+    AFTER_CAPTION,
+    BUDGET_CAPTION,
+    ENTRIES,
+    ORACLE,
+    STEPS_CAPTION,
+    check_points,
+)
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
 from kvlab.fast.lab.sweep.summary import main_measure
@@ -54,7 +61,7 @@ CAPTION = (
     f"seen, L2 per head · KL in nats from the full cache · {ENTRIES} · KiB: peak · bits: stored "
     "per element of the full cache, scales included · from error to bits: on the first problem "
     "(NumPy) or four (PyTorch) · ms: per token, in brackets of the fastest and the slowest batch; "
-    f"one batch alone has none · {AFTER_CAPTION} · {BUDGET_CAPTION}"
+    f"one batch alone has none · {AFTER_CAPTION} · {STEPS_CAPTION} · {BUDGET_CAPTION}"
 )
 
 

@@ -1,6 +1,7 @@
 """What runs a comparison: the NumPy reference, or the same policies in PyTorch."""
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from kvlab.fast.models import stored_directory
 from kvlab.reference.checks import check_choice
 from kvlab.reference.generate import generate
-from kvlab.reference.measure import Measurement, teacher_forced
+from kvlab.reference.measure import Measurement, attended_to_all, teacher_forced
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer, load_tokenizer
@@ -176,12 +177,10 @@ class ReferenceBackend(Backend):
         return [self._answer(policy, request, row) for row in range(len(request.prompts))]
 
     def _answer(self, policy: Policy, request: Request, row: int) -> Answer:
-        evictions: list[int] = []
+        whole: list[float] = []
 
         def watch(block: Block, result: StepResult) -> None:
-            if result.decision is not None and result.decision.scores is not None:
-                attended = 0 if policy.evict_before_attend else block.clock.block
-                evictions.append(block.clock.seen - block.clock.block + attended)
+            whole.append(attended_to_all(policy, block, result))
 
         written = generate(
             self.model,
@@ -193,7 +192,8 @@ class ReferenceBackend(Backend):
             block_size=request.block_size,
             watch=watch,
         )
-        return Answer(list(written.tokens), min(evictions, default=None))
+        first = min(whole)
+        return Answer(list(written.tokens), None if math.isinf(first) else int(first))
 
     def measure(
         self, policy: Policy, prompts: Texts, continuations: Texts, full_logits: Logits = None

@@ -15,7 +15,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_shares,
     sign_flips,
 )
-from kvlab.fast.lab.points import ORACLE, MeasuredRow
+from kvlab.fast.lab.points import ORACLE, MeasuredRow, never
 from kvlab.fast.lab.tables import Column
 
 Values = Sequence[bool] | Sequence[float]
@@ -31,10 +31,16 @@ class Measure:
     """Returns the values of a row; none if it was not measured."""
     sign: int = -1
     """1 where more is better, −1 where less is."""
+    after: str = "after_eviction"
+    """Name of the row's field that says how often it was measured after an eviction."""
 
     def goodness(self, row: MeasuredRow) -> float:
         """Return the mean of a row, the better the higher."""
         return self.sign * fmean(self.values(row))
+
+    def counts(self, row: MeasuredRow) -> bool:
+        """Say whether a row measures anything: until its first eviction it is the full cache's."""
+        return not never(getattr(row, self.after))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ def paired_tests(
     ran = [
         row
         for row in rows
-        if row.refusal is None and len(measure.values(row)) > 1 and not row.measures_nothing
+        if row.refusal is None and len(measure.values(row)) > 1 and measure.counts(row)
     ]
     pairs = [
         (one, other)
@@ -139,7 +145,7 @@ def leaders(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, frozense
     There are none if the best has no yes. The oracle, and rows that measure nothing, do not count.
     """
     counted = [row for row in rows if measure.values(row) and row.method != ORACLE]
-    counted = [row for row in counted if not row.measures_nothing]
+    counted = [row for row in counted if measure.counts(row)]
     counted.sort(key=measure.goodness, reverse=True)
     budgets = dict.fromkeys(row.budget for row in rows if row.budget is not None)
     groups = {each: [row for row in counted if row.budget == each] for each in budgets}

@@ -8,7 +8,14 @@ from itertools import chain
 
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.evaluate.tasks import Rated, find_task
-from kvlab.fast.lab.points import AFTER_EVICTION, ORACLE, built, check_any, marked_budget
+from kvlab.fast.lab.points import (
+    AFTER_EVICTION,
+    ORACLE,
+    STEPS_AFTER,
+    built,
+    check_any,
+    marked_budget,
+)
 from kvlab.fast.lab.steps import Steps, kept_steps
 from kvlab.fast.lab.sweep.jobs import (
     Engine,
@@ -37,6 +44,7 @@ COLUMNS = (
     Column("solved, %", "interval", lambda share: share.percent(0), width=16),
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
+    STEPS_AFTER,
     *HELD,
     BITS,
     AFTER_EVICTION,

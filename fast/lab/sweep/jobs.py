@@ -70,6 +70,9 @@ class Result:
     nbytes: float | None = None
     average_bits: float | None = None
     payload_bits: float | None = None
+    steps: int | None = None
+    """Over which error, KL and agreement are means: a token is fed at each but the first."""
+    steps_after_eviction: int | None = None
     seconds_per_token: float | None = None
     failed: bool = False
     """Whether the refusal is an error in code. Such results are not stored."""
@@ -290,6 +293,8 @@ def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
             "nbytes": float(measured.nbytes.max()),
             "average_bits": float(measured.average_bits[-1]),
             "payload_bits": float(measured.payload_bits[-1]),
+            "steps": len(measured.kl),
+            "steps_after_eviction": int(measured.after_eviction.sum()),
         }
         for measured, _ in found
     ]

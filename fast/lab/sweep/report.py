@@ -22,6 +22,8 @@ from kvlab.fast.lab.points import (
     ENTRIES,
     NOTHING,
     ORACLE,
+    STEPS_AFTER,
+    STEPS_CAPTION,
     UNKNOWN,
     budget_mark,
     marked_budget,
@@ -127,7 +129,7 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
 REPORTED = (
     *("method", "budget", "refusal", "failed", "after_eviction", "holds_budget", "problems"),
     *("solved", "interval", "by_seed", "perplexity", "gap", "nats", "measured", "peak_entries"),
-    *("seconds_per_token", "until_rejected"),
+    *("seconds_per_token", "until_rejected", "steps_after_eviction"),
 )
 
 
@@ -280,6 +282,7 @@ FIGURES = (
     AFTER_EVICTION,
     Column("error", _with_interval("output_error")),
     Column("KL", _with_interval("kl")),
+    STEPS_AFTER,
     Column("ms", "seconds_per_token", lambda seconds: seconds.written(".2f", scale=1000)),
 )
 """Figures of a point; `figure_columns` leaves out those that no point has."""
@@ -303,8 +306,8 @@ FIGURES_CAPTION = (
     "of the attention output from attention over everything seen, L2 per head. KL: in nats from "
     "the full cache. "
     "Both along the full cache's answers: means of measured problems, with "
-    f"{LEVEL:.0%} bootstrap intervals. ms: per token, all problems of a job in one batch; in "
-    "brackets, the fastest and the slowest batch."
+    f"{LEVEL:.0%} bootstrap intervals. {STEPS_CAPTION}. ms: per token, all problems of a job in "
+    "one batch; in brackets, the fastest and the slowest batch."
 )
 
 

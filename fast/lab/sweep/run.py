@@ -49,7 +49,10 @@ SCHEMA = pa.schema(
 )
 """A column for every field of a `Result`."""
 
-ADDED = ("loss", "accepted", "until_rejected", "tokens", "after_eviction")
+ADDED = (
+    *("loss", "accepted", "until_rejected", "tokens", "after_eviction"),
+    *("steps", "steps_after_eviction"),
+)
 """Columns that older results have not."""
 
 COMPACTED = "results.parquet"

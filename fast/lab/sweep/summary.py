@@ -110,8 +110,8 @@ class Point(MeasuredRow):
 
     @property
     def gap(self) -> float | None:
-        """Perplexity less the full cache's."""
-        full = self.full and self.full.perplexity
+        """Perplexity less the full cache's; None for a row that measures nothing."""
+        full = None if self.measures_nothing else self.full and self.full.perplexity
         return None if full is None or self.perplexity is None else self.perplexity - full
 
     @cached_property
@@ -131,6 +131,14 @@ class Point(MeasuredRow):
         """Tokens before the first that the full cache rejects, mean over the problems."""
         values = self._values("until_rejected")
         return fmean(values) if values else None
+
+    @cached_property
+    def steps_after_eviction(self) -> After | None:
+        """Of the steps over which error, KL and agreement are means, those after an eviction."""
+        if not evicting(self.method):
+            return None
+        counts = zip(self._values("steps_after_eviction"), self._values("steps"), strict=True)
+        return all_of(After(count, of, "steps") for count, of in counts)
 
     @property
     def peak_entries(self) -> float | None:
@@ -159,9 +167,9 @@ class Point(MeasuredRow):
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
 ACCEPTED = Measure("accepted", lambda point: point.drafts, sign=1)
 LOSS = Measure("nats per token", lambda point: point.losses)
-ALONG = (
-    Measure("output error", lambda point: point.figures.get("output_error", ())),
-    Measure("KL", lambda point: point.figures.get("kl", ())),
+ALONG = tuple(
+    Measure(name, lambda point, of=of: point.figures.get(of, ()), after="steps_after_eviction")
+    for name, of in (("output error", "output_error"), ("KL", "kl"))
 )
 
 
@@ -316,11 +324,16 @@ def point_of(
 def _after(method: str, results: Sequence[Result]) -> After | None:
     """Sum up what was counted; an answer that ends at its first error counts as a whole."""
     counts = [each.after_eviction for each in results if each.after_eviction is not None]
-    if not counts or not (evicts(method) or method == ORACLE):
+    if not counts or not evicting(method):
         return None
     if any(each.solved is not None and each.accepted is None for each in results):
         return After(sum(map(bool, counts)), len(counts), "answers")
     return After(sum(counts), sum(each.tokens or 0 for each in results), "tokens")
+
+
+def evicting(method: str) -> bool:
+    """Say whether a method, or the oracle, ever evicts."""
+    return method == ORACLE or evicts(method)
 
 
 def against_full(points: Sequence[Point]) -> list[Point]:
@@ -374,8 +387,9 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
 
 def plain(point: Point) -> dict[str, Any]:
     """Return what was found at one point as plain data; the figures are means."""
-    share, nbytes, nats = point.interval, point.mean("nbytes"), point.nats
-    seconds, after = point.seconds_per_token, point.after_eviction
+    share, nats, seconds = point.interval, point.nats, point.seconds_per_token
+    nbytes = point.mean("nbytes")
+    after, steps = point.after_eviction, point.steps_after_eviction
     return {
         "task": point.task,
         "spec": point.method,
@@ -386,6 +400,8 @@ def plain(point: Point) -> dict[str, Any]:
         "failed": point.failed,
         "after_eviction": None if after is None else after.count,
         "after_eviction_of": None if after is None else f"{after.of} {after.unit}",
+        "steps_after_eviction": None if steps is None else steps.count,
+        "steps": None if steps is None else steps.of,
         "accuracy": point.solved,
         "accuracy_low": None if share is None else share.low,
         "accuracy_high": None if share is None else share.high,

@@ -7,7 +7,6 @@ import torch
 from models import tiny
 from sweeping import made
 from texts import byte_model
-from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
 
 from kvlab.fast import compress
@@ -18,9 +17,9 @@ from kvlab.fast.lab.evaluate.likelihood import Passage, rate
 from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
 from kvlab.fast.lab.evaluate.tasks import Question, Windows, find_task
 from kvlab.fast.lab.points import NOTHING, After, tokens_after
-from kvlab.fast.lab.sweep.compare import run_in_memory
+from kvlab.fast.lab.sweep.compare import COLUMNS, run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
-from kvlab.fast.lab.sweep.summary import LOSS, summarise
+from kvlab.fast.lab.sweep.summary import ALONG, LOSS, summarise
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 
@@ -93,6 +92,11 @@ def test_both_backends_note_the_same_first_eviction(spec):
     for backend in (fast, reference):
         (answer,) = backend.write(methods.get(spec, budget), request)
         assert answer.first_eviction == wanted, type(backend)
+        ((measured, _),) = backend.measure(methods.get(spec, budget), [prompt], [answer.tokens])
+        read = [len(prompt) + step for step in range(8)]
+        after = [wanted is not None and tokens > wanted for tokens in read]
+        assert measured.after_eviction.tolist() == after, type(backend)
+        assert sum(after) == {"tova": 3, "full": 0}.get(spec, 4)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +125,18 @@ def test_rows_that_measure_nothing_are_in_no_test_and_no_lead():
     (test,) = paired_tests(rows, [("random:h2o", "h2o"), ("random:h2o", "tova")], LOSS)
     assert test.verdict == test.second == "h2o"
     assert leaders(rows, LOSS) == {9: {"h2o"}}
+
+
+def test_error_and_kl_count_the_steps_after_an_eviction():
+    """Both answers end after an eviction, but of 217 + 215 steps only 4 + 4 come after one."""
+    counts = {"steps": (217, 215), "steps_after_eviction": (4, 4), "kl": (1e-9, 2e-9)}
+    row = made("h2o", 9, After(2, 2, "answers"), **counts)
+    none = made("tova", 9, After(2, 2, "answers"), **counts | {"steps_after_eviction": (0, 0)})
+    assert row.steps_after_eviction == After(8, 432, "steps")
+    assert made("kivi", None, **counts).steps_after_eviction is None
+    _, kl = ALONG
+    assert paired_tests([row, none], [("h2o", "tova")], kl) == []
+    assert f"0 % {NOTHING}" in [column.cell(none) for column in COLUMNS]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +173,7 @@ def test_a_row_in_which_nothing_is_evicted_is_marked(place):
     found = json.loads(perplexity(place, *asked, "--json"))
     _, row = found["rows"]
     assert (row["after_eviction"], found["gains"]) == (0, [])
-    assert abs(row["nats"]) < FLOAT32_LOGITS
+    assert row["nats"] is row["gap"] is None, "a difference by rounding is none"
 
 
 def test_answers_count_if_a_part_of_them_comes_after_an_eviction():
