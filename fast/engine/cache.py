@@ -172,6 +172,11 @@ class LayerCache:
         return len(self.counts) // self.layers
 
     @property
+    def even(self) -> bool:
+        """Whether all layers have equally many entries; if not, each has room for the most."""
+        return self.counts == self.counts[: self.sequences] * self.layers
+
+    @property
     def ragged(self) -> bool:
         """Whether some slots are empty."""
         return self.counts != () and min(self.counts) < self.columns.count

@@ -20,14 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.cache import BatchClock, LayerCache, LayerMemory
-from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
+from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rotate, parts
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.kernels.attention import logits, softmax, visible, without_autocast
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
-
-MOST_WAITING = 32
-"""Tokens whose queries wait for the score to observe them."""
 
 SOON = 2 * MOST_SLACK
 """Layers share a cache only if a decision is due within this many tokens."""
@@ -43,8 +40,8 @@ class Block:
     keys: Float[Tensor, "N G m d"]
     values: Float[Tensor, "N G m d"]
     confidence: Float[Tensor, "N t"]
-    rotate: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
+    rotate: Rotate | None = None
+    """Needed by ``reposition`` only."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
     hidden_states: Float[Tensor, "N m D"] | None = None
@@ -93,8 +90,6 @@ class Step:
     """The entries as a single layer reads them."""
     observed: bool = False
     """Whether the score has observed a long block already, part by part."""
-    numbers: list[int] = field(default_factory=list)
-    """Numbers of the layers in the model."""
     blocks: list[Block] = field(default_factory=list)
     queries: list[Queries] = field(default_factory=list)
     outputs: list[Queries] = field(default_factory=list)
@@ -106,26 +101,12 @@ class Group:
 
     def __init__(self, policy: Policy, cache: LayerCache) -> None:
         self.policy, self.cache = policy, cache
-        self.count = cache.layers
-        self.waiting: list[Step] = []
-        """Tokens that the score has not observed yet."""
         self.step: Step | None = None
+        """The step that has begun."""
+        self.waiting: list[Observation] = []
+        """What tokens saw that the score has not observed yet."""
         self.prompt: Tensor | None = None
-
-    def close_step(self) -> None:
-        """End the step; if the score observes it later, its queries are kept."""
-        step, self.step = self.step, None
-        assert step is not None
-        step.blocks, step.view, step.outputs, step.attended = step.blocks[-1:], None, [], []
-
-    def clock_of_all_rows(self, clock: BatchClock) -> BatchClock:
-        """Return the clock of all rows of the cache."""
-        if self.count == 1:
-            return clock
-        if self.prompt is None:
-            self.prompt = clock.prompt.repeat(self.count, 1, 1)
-        positions = clock.positions.expand(self.count, *clock.positions.shape).flatten(0, 1)
-        return BatchClock(clock.rows * self.count, positions, self.prompt)
+        """As in `BatchClock`, for all rows of the cache."""
 
     def catch_up(self) -> None:
         """Let the score observe the tokens that wait, as one block."""
@@ -133,36 +114,15 @@ class Group:
             return
         waiting, self.waiting = self.waiting, []
         tokens, last, cache = len(waiting), waiting[-1], self.cache
-        layers = zip(*(step.queries for step in waiting), strict=True)
-        queries = joined([torch.cat(layer, dim=3) for layer in layers])
-        positions = torch.cat([step.clock.positions for step in waiting], dim=1)
+        queries = torch.cat([seen.queries for seen in waiting], dim=3)
+        positions = torch.cat([seen.query_positions for seen in waiting], dim=1)
         rows = tuple(replace(row, block=tokens) for row in last.clock.rows)
         clock = BatchClock(rows, positions, last.clock.prompt)
-        seen = self.observation(last, clock, queries)
+        block = replace(last, clock=clock, queries=queries, query_positions=positions, memo={})
         for part in parts(queries, len(cache)):
-            weights = logits(queries[:, :, :, part], seen.keys, seen.view.softcap)
+            weights = logits(queries[:, :, :, part], block.keys, block.view.softcap)
             weights = softmax(weights, visible(positions[:, part], cache.positions))
-            self.policy.score.observe(cache.state, seen.part(part, Attended(weights)))
-
-    def observation(self, step: Step, clock: BatchClock, queries: Queries) -> Observation:
-        """Return what tokens of all layers see; ``step`` is the last of them."""
-        block = step.blocks[-1]
-        given = [each.hidden_states for each in step.blocks if each.hidden_states is not None]
-        return Observation(
-            clock=clock,
-            numbers=step.numbers,
-            layers=block.layers,
-            queries=queries,
-            query_positions=clock.positions,
-            view=step.view or LayerView(self.cache, block.softcap),
-            confidence=block.confidence,
-            hidden_states=joined(given).to(queries.dtype) if given else None,
-        )
-
-
-def joined(layers: Sequence[Tensor]) -> Tensor:
-    """Join tensors along the batch axis; one alone is not copied."""
-    return layers[0] if len(layers) == 1 else torch.cat(list(layers))
+            self.policy.score.observe(cache.state, block.part(part, Attended(weights)))
 
 
 class Layers:
@@ -176,23 +136,16 @@ class Layers:
         """Whether all layers share a cache now."""
         self._asks_again = 0
 
-    def arrange(self, clock: BatchClock) -> None:
-        """Let the layers share a cache for a block, or have one each, as it needs."""
-        single = clock.positions.shape[1] == 1
-        if self.shared and (not single or not self._alike()):
-            self.catch_up()
-            self.take(self.copies())
-        elif single and not self.shared and self._can_share(clock):
+    def join(self, clock: BatchClock) -> None:
+        """Let all layers share a cache from a single token on, if they can."""
+        if self._can_share(clock):
             self.catch_up()
             self.groups, self.shared = [Group(self.policy, LayerCache.joined(self.caches))], True
 
-    def _alike(self) -> bool:
-        """Say whether all layers that share a cache have equally many entries.
-
-        If not, the cache has room in every layer for as many as the fullest one has.
-        """
-        (cache,) = self.caches
-        return cache.counts == cache.counts[: cache.sequences] * cache.layers
+    def separate(self) -> None:
+        """Let every layer have a cache of its own again."""
+        self.catch_up()
+        self.take(self.copies())
 
     def _can_share(self, clock: BatchClock) -> bool:
         """Say whether these layers can share a cache from now on.
@@ -249,11 +202,6 @@ class Layers:
         self.groups = [Group(self.policy, cache) for cache in caches]
         self.shared = False
 
-    @property
-    def end_together(self) -> bool:
-        """Whether the layers end a step together, after the last of them."""
-        return self.shared or self.policy.joins_layers
-
     def catch_up(self) -> None:
         """Let the score observe the tokens that wait."""
         for group in self.groups:
@@ -272,9 +220,9 @@ class Layers:
         found = []
         for group in self.groups:
             layer = group.cache.memory()
-            queries = sum(x.nbytes for step in group.waiting for x in step.queries)
-            layer = replace(layer, state=layer.state + queries // group.count)
-            found += [layer] * group.count
+            queries = sum(seen.queries.nbytes for seen in group.waiting)
+            layer = replace(layer, state=layer.state + queries // group.cache.layers)
+            found += [layer] * group.cache.layers
         return found
 
     def check(self) -> None:

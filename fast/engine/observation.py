@@ -5,13 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.cache import BatchClock, LayerCache
 from kvlab.fast.kernels.attention import (
     Reduction,
-    attend,
     attend_without_weights,
     logits,
     reduce_group,
@@ -30,18 +29,15 @@ from kvlab.fast.kernels.notation import (
     QueryPositions,
     Vectors,
 )
-from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.reference import policy as reference
 from kvlab.reference.attention import GroupReduction
 
 MOST_WEIGHTS = 2**24
 """Attention probabilities of one layer that are in memory at once: 64 MiB in float32."""
 
-MASKED = 256
-"""Tokens up to which one call with a mask costs less than a call for every padded sequence."""
 
-SUMMED_ROWS = 64
-"""Rows of a block whose attention a CPU sums together: so few that its own cache holds them."""
+Rotate = Callable[[Tensor, Tensor], Tensor]
+"""Rotates vectors by a number of positions (RoPE)."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +121,28 @@ class LayerView:
         return self.converted[name]
 
 
+def reposition(
+    queries: Queries, view: LayerView, seen: Int[Tensor, "N 1 1"], rotate: Rotate | None
+) -> tuple[Queries, LayerView]:
+    """Rotate queries and keys to the index of their entry among the present ones.
+
+    ``seen``: tokens of each sequence so far.
+    """
+    if rotate is None:
+        raise ValueError("reposition = True needs a model whose rotary embedding is known")
+    positions = view.positions
+    places = torch.arange(positions.shape[-1], dtype=torch.int32, device=positions.device)
+    index = torch.empty_like(positions).scatter_(
+        -1, positions.argsort(dim=-1), places.expand_as(positions)
+    )
+    index = index - (positions < 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
+    entries = (positions[:, :1] >= 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
+    shift = (entries - seen)[..., None].expand(-1, 1, 1, queries.shape[3])
+    keys = rotate(view.keys, index - positions)
+    view = LayerView(view.cache, view.softcap, repositioned=True, read={"keys": keys})
+    return rotate(queries, shift), view
+
+
 @dataclass(eq=False)
 class Attended:
     """Attention that some rows pay to every entry, as far as a score reads it."""
@@ -147,8 +165,13 @@ class Attended:
         found = {}
         for name in ("weights", "received", "output"):
             if getattr(first, name) is not None:
-                found[name] = torch.cat([getattr(layer, name) for layer in layers])
+                found[name] = joined([getattr(layer, name) for layer in layers])
         return cls(counted=first.counted, **found)
+
+
+def joined(layers: Sequence[Tensor]) -> Tensor:
+    """Join tensors along the batch axis; one alone is not copied."""
+    return layers[0] if len(layers) == 1 else torch.cat(list(layers))
 
 
 def attend_as_needed(
@@ -199,84 +222,6 @@ def _attend_from_newest(
     if joins:
         return output, Attended(received=found, counted=counters is not None)
     return output, Attended(found) if reduce == "none" else Attended()
-
-
-def attend_unread(clock: BatchClock, queries: Queries, view: LayerView) -> Queries:
-    """Attend from a whole block whose attention no score reads, by PyTorch's fused kernels.
-
-    Without a mask the kernels pass over entries that come after a row.
-    """
-    keys, values = view.fused()
-    m, n = queries.shape[3], keys.shape[2]
-    if view.only_block and min(clock.present) == m:
-        return attend_without_weights(queries, keys, values, None, causal=True)
-    output = torch.zeros_like(queries, dtype=keys.dtype)
-    if alone := _one_by_one(clock, view):
-        for row, real in alone:
-            own = queries[row, :, :, real], keys[row, :, real], values[row, :, real]
-            output[row, :, :, real] = attend_without_weights(*own, None, causal=True)
-        return output
-    for part in parts(queries[:, :1, :1], n):  # in all heads the same slots are empty: one mask
-        last = n - m + part.stop
-        mask = visible(clock.positions[:, part], view.positions[:, :1, :last])
-        read = keys[:, :, :last], values[:, :, :last]
-        output[:, :, :, part] = attend_without_weights(queries[:, :, :, part], *read, mask)
-    return output
-
-
-def _one_by_one(clock: BatchClock, view: LayerView) -> list[tuple[slice, slice]]:
-    """Return every sequence of a long prompt and where its tokens are; none if all attend together.
-
-    Alone they need no mask of padding, if it stands before them; in a short prompt, calls cost
-    more.
-    """
-    m = clock.positions.shape[1]
-    if not view.only_block or m <= MASKED or min(clock.present) == m or not clock.padded_first:
-        return []
-    rows = enumerate(clock.present)
-    return [(slice(number, number + 1), slice(m - tokens, m)) for number, tokens in rows]
-
-
-def attend_with_sums(
-    how: GroupReduction, clock: BatchClock, queries: Queries, view: LayerView
-) -> tuple[Queries, Attended]:
-    """Attend from a whole block, and sum what its rows pay every entry, query heads joined first.
-
-    The matrix of the block's attention is never in memory as a whole.
-    """
-    if not view.cache.triton or how == "max":
-        return _attend_and_sum_parts(how, clock, queries, view)
-    keys, values, positions = view.column("keys"), view.column("values"), view.positions
-    output, lse = attend_block(queries, keys, values, clock.positions, positions, view.softcap)
-    received = received_attention(
-        queries, keys, clock.positions, positions, softcap=view.softcap, lse=lse
-    )
-    return output, Attended(received=received / queries.shape[2] if how == "mean" else received)
-
-
-def _attend_and_sum_parts(
-    how: GroupReduction, clock: BatchClock, queries: Queries, view: LayerView
-) -> tuple[Queries, Attended]:
-    """Let each part of a block read the entries up to its last row: the block's are the last ones.
-
-    Only entries of the part itself need a mask, unless slots are empty.
-    """
-    N, G, _, m, _ = queries.shape
-    n, keys, values = view.positions.shape[2], view.keys, view.values
-    output, received = torch.zeros_like(queries), queries.new_zeros((N, G, n))
-    alone = _one_by_one(clock, view)
-    for row, real in alone or [(slice(0, N), slice(0, m))]:
-        start = real.start
-        for part in parts(queries[row, :, :, real], n, m if queries.is_cuda else SUMMED_ROWS):
-            tokens = slice(start + part.start, start + part.stop)
-            last = n - m + tokens.stop
-            first = 0 if view.cache.ragged and not alone else n - m + tokens.start
-            mask = visible(clock.positions[row, tokens], view.positions[row, :1, first:last])
-            read = keys[row, :, start:last], values[row, :, start:last]
-            rows = queries[row, :, :, tokens]
-            output[row, :, :, tokens], weights = attend(rows, *read, mask, view.softcap)
-            received[row, :, start:last] += reduce_group(weights, how).sum(dim=2)
-    return output, Attended(received=received)
 
 
 def parts(queries: Queries, entries: int, rows: int | None = None) -> list[slice]:

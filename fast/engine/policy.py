@@ -21,6 +21,7 @@ from kvlab.fast.engine.twins import Twin, twin_of
 from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
+from kvlab.reference.checks import check_protected
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
 
@@ -237,6 +238,14 @@ class Full(Precision[reference.Full]):
 # --- the policy ----------------------------------------------------------------------------------
 
 
+def divided(entries: int, protected: int, room: int) -> tuple[int, int]:
+    """Return how many entries are evicted, and how many are kept beside the protected ones."""
+    if room < 0:
+        check_protected(protected + room, protected)
+    kept = min(entries - protected, room)
+    return entries - protected - kept, kept
+
+
 @dataclass(frozen=True)
 class Policy:
     """A KV-cache compression method, in tensors."""
@@ -304,6 +313,17 @@ class Policy:
     def reads(self, clock: BatchClock) -> str:
         """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""
         return self.needs.reads(clock) if self.observes(clock) else "none"
+
+    def plan(self, clock: Clock, entries: int, due: bool) -> tuple[int, int] | None:
+        """Say how many of a layer's entries are evicted, and how many candidates are kept.
+
+        None if that depends on the layer or on the data.
+        """
+        protected = self.protect.count(clock, entries)
+        if not due:
+            return 0, entries - (protected or 0)
+        room = None if protected is None else self.budget.room(clock, entries, protected)
+        return None if protected is None or room is None else divided(entries, protected, room)
 
     @property
     def uses_confidence(self) -> bool:

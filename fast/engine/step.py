@@ -1,18 +1,17 @@
 """One step, from top to bottom: append a block, attend, observe, decide, apply the decision.
 
 `begin` comes before all layers of the model, `attend` is called once for each of them, and `finish`
-ends the step. A layer that has a cache to itself ends its step within `attend`. Layers that share a
-cache, and layers that decide together, end it after the last of them: what was one operation per
-layer is then one for all.
+ends the step. A layer that decides alone ends its step within `attend`. Layers that share a cache,
+and layers that decide together, end it in `finish`: what was one operation per layer is then one
+for all.
 
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many it
 evicts, follows from the clock alone. Where a method's rule depends on data (DesireKV spares
 doubtful tokens), the host waits only at the steps where that method decides.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache as once
 from functools import partial
 
 import torch
@@ -20,57 +19,66 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
-from kvlab.fast.engine.layers import (
-    MOST_WAITING,
-    Block,
-    Group,
-    Layers,
-    Step,
-    StepResult,
-    Watch,
-    joined,
-)
+from kvlab.fast.engine.layers import Block, Group, Layers, Step, StepResult, Watch
 from kvlab.fast.engine.observation import (
     Attended,
     LayerView,
     Observation,
     attend_as_needed,
-    attend_unread,
-    attend_with_sums,
+    joined,
     parts,
+    reposition,
 )
-from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.policy import Policy, divided
+from kvlab.fast.engine.prefill import attend_in_parts
 from kvlab.fast.kernels.attention import softmax, visible, weighted_values, without_autocast
-from kvlab.fast.kernels.keep import first_to_go, keep_slots
+from kvlab.fast.kernels.keep import BEYOND, keep_slots
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
-from kvlab.reference.checks import check_protected
+
+MOST_WAITING = 32
+"""Tokens whose queries wait for the score to observe them."""
 
 
 @without_autocast()
 def begin(layers: Layers, clock: BatchClock) -> None:
     """Take in that all layers are about to be given a block."""
-    layers.arrange(clock)
+    single = clock.positions.shape[1] == 1
+    if single and not layers.shared:
+        layers.join(clock)
+    elif layers.shared and not (single and layers.groups[0].cache.even):
+        layers.separate()
     if layers.shared:
         (group,) = layers.groups
-        _open(group, clock.to(group.cache.positions.device))
+        _open_step(group, clock.to(group.cache.positions.device))
 
 
-def _open(group: Group, clock: BatchClock) -> None:
+def _open_step(group: Group, clock: BatchClock) -> None:
     """Begin the step of a group; where layers share a cache, open slots for their token."""
     policy, cache = group.policy, group.cache
     single, due = clock.positions.shape[1] == 1, policy.due(clock)
+    if not single:
+        group.catch_up()
     reads = policy.reads(clock) != "none"
     waits = single and reads and policy.may_wait and not cache.triton
     waits = waits and cache.counts != () and not any(due)
-    if not single:
-        group.catch_up()
-    every = group.clock_of_all_rows(clock)
-    group.step = step = Step(every, due * group.count, reads and not waits, waits)
-    if group.count > 1:
+    every = _clock_of_all_rows(group, clock)
+    group.step = step = Step(every, due * cache.layers, reads and not waits, waits)
+    if cache.layers > 1:
         heads = cache.positions.shape[1]
         positions = every.positions[:, None].expand(-1, heads, 1)
         reused = cache.open_slots({"positions": positions}, every.present)
-        step.reused = None if reused is None else reused.view(group.count, -1)
+        step.reused = None if reused is None else reused.view(cache.layers, -1)
+
+
+def _clock_of_all_rows(group: Group, clock: BatchClock) -> BatchClock:
+    """Return the clock of all rows of the cache: of every layer's sequences."""
+    layers = group.cache.layers
+    if layers == 1:
+        return clock
+    if group.prompt is None:
+        group.prompt = clock.prompt.repeat(layers, 1, 1)
+    positions = clock.positions.expand(layers, *clock.positions.shape).flatten(0, 1)
+    return BatchClock(clock.rows * layers, positions, group.prompt)
 
 
 @without_autocast()
@@ -79,40 +87,40 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     policy, shared = layers.policy, layers.shared
     group = layers.groups[0 if shared else place]
     if not shared:
-        _open(group, block.clock)
+        _open_step(group, block.clock)
     step, cache = group.step, group.cache
     assert step is not None
-    if shared:
-        view = _written(step, cache, place, block)
-    else:
-        cache.append(block.keys, block.values, step.clock)
-        only_block = len(cache) == block.keys.shape[2]
-        view = step.view = LayerView(cache, block.softcap, only_block=only_block)
-        if only_block and cache.quantises:  # they are coded later: nothing has to be decoded
-            view.read = {"keys": block.keys, "values": block.values}
+    view = _write(step, cache, place, block) if shared else _append(step, cache, block)
     queries = block.queries.to(cache.dtype)
     if policy.specification.reposition:
-        queries, view = reposition(queries, view, block)
+        queries, view = reposition(queries, view, block.clock.seen, block.rotate)
+    if not shared:
         step.view = view
     step.blocks.append(block)
-    step.numbers.append(block.layer)
     step.queries.append(queries)
     if queries.shape[3] == 1:
         output, attended = attend_as_needed(policy.needs, step.reads, queries, None, view)
         attended.output = output if policy.needs.rows == "last" else None
     else:
-        seen = group.observation(step, step.clock, queries)
-        output, attended, step.observed = attend_in_parts(policy, seen)
+        output, attended, step.observed = attend_in_parts(policy, _observation(group, step))
     step.attended.append(attended)
-    step.outputs.append(output := output.to(block.keys.dtype))
-    if not layers.end_together:
-        return finish(layers, place)
-    if not shared and place == layers.count - 1:
-        finish(layers)
-    return output
+    step.outputs.append(output.to(block.keys.dtype))
+    if not (shared or policy.joins_layers):
+        finish(layers, [group])
+    return step.outputs[-1]
 
 
-def _written(step: Step, cache: LayerCache, place: int, block: Block) -> LayerView:
+def _append(step: Step, cache: LayerCache, block: Block) -> LayerView:
+    """Add a block to the cache of one layer; return its entries."""
+    cache.append(block.keys, block.values, step.clock)
+    only_block = len(cache) == block.keys.shape[2]
+    view = LayerView(cache, block.softcap, only_block=only_block)
+    if only_block and cache.quantises:  # they are coded later: nothing has to be decoded
+        view.read = {"keys": block.keys, "values": block.values}
+    return view
+
+
+def _write(step: Step, cache: LayerCache, place: int, block: Block) -> LayerView:
     """Write a layer's keys and values into its rows of a shared cache; return these rows."""
     sequences, reused = len(block.clock.rows), step.reused
     first = place * sequences
@@ -121,37 +129,47 @@ def _written(step: Step, cache: LayerCache, place: int, block: Block) -> LayerVi
     return LayerView(cache, block.softcap, (first, sequences))
 
 
-@without_autocast()
-def finish(layers: Layers, place: int = 0) -> Queries:
-    """End a step: the score observes, the policy decides, and the decision is applied.
+def _observation(group: Group, step: Step) -> Observation:
+    """Return what the block's tokens see, in all layers of the group that were given it."""
+    block, queries = step.blocks[-1], joined(step.queries)
+    given = [each.hidden_states for each in step.blocks if each.hidden_states is not None]
+    return Observation(
+        clock=step.clock,
+        numbers=[each.layer for each in step.blocks],
+        layers=block.layers,
+        queries=queries,
+        query_positions=step.clock.positions,
+        view=step.view or LayerView(group.cache, block.softcap),
+        confidence=block.confidence,
+        hidden_states=joined(given).to(queries.dtype) if given else None,
+    )
 
-    ``place`` is the layer's where it ends its step alone. Return the last layer's output, over the
-    kept entries if the policy evicts before attending.
+
+@without_autocast()
+def finish(layers: Layers, groups: Sequence[Group] | None = None) -> None:
+    """End steps: the score observes, the policy decides, and the decision is applied.
+
+    Without ``groups``, all steps that have begun: none if every layer has ended its own.
     """
-    policy, watch, output = layers.policy, layers.watch, None
-    groups = layers.groups if layers.end_together else [layers.groups[place]]
-    seen = [_observe(group) for group in groups]
-    for group, block_seen in zip(groups, seen, strict=True):
-        step, decision, positions = group.step, None, None
+    policy, watch = layers.policy, layers.watch
+    groups = groups or [group for group in layers.groups if group.step is not None]
+    every = [_observe(group) for group in groups]
+    for group, seen in zip(groups, every, strict=True):
+        step, decision, shown = group.step, None, None
         assert step is not None
+        if seen is not None and any(step.due):
+            decision = decide(policy, seen, step.due, every)
         if watch is not None:
-            positions = group.cache.positions.clone()
-        if block_seen is not None and any(step.due):
-            decision = decide(policy, block_seen, step.due, seen)
-        if watch is not None and decision is not None:
-            decision = decision.copied()
-        if block_seen is not None:
-            survivors = apply(policy, block_seen, decision)
+            shown = _copies(group.cache, decision)
+        if seen is not None:
+            survivors = apply(policy, seen, decision)
             if survivors is not None:
                 step.outputs = [survivors.to(step.outputs[0].dtype)]
             if policy.ended(step.clock):
                 group.cache.release_state()
-        if watch is not None and positions is not None:
-            _show(group, watch, step, positions, decision)
-        output = step.outputs[-1]
-        group.close_step()
-    assert output is not None
-    return output
+        if watch is not None and shown is not None:
+            _show(watch, group.cache, step, *shown)
+        group.step = None
 
 
 def _observe(group: Group) -> Observation | None:
@@ -161,13 +179,15 @@ def _observe(group: Group) -> Observation | None:
     """
     step, policy = group.step, group.policy
     assert step is not None
+    seen = _observation(group, step)
     if step.waits:
-        group.waiting.append(step)
-    if not step.waits or len(group.waiting) == MOST_WAITING:
-        group.catch_up()
-    if step.waits:
+        seen.view = LayerView(group.cache, seen.view.softcap)
+        group.waiting.append(seen)
+        if len(group.waiting) == MOST_WAITING:
+            group.catch_up()
         return None
-    seen = group.observation(step, step.clock, joined(step.queries))
+    if group.waiting:
+        group.catch_up()
     seen.attended = Attended.of_all(step.attended)
     if not step.observed and policy.observes(step.clock):
         policy.score.observe(group.cache.state, seen)
@@ -185,10 +205,6 @@ class Decision:
     evicted_slot: Int[Tensor, "N G 1"] | None = None
     """Slot of the one entry that each head evicts; None if it evicts more, and has to compact."""
 
-    def copied(self) -> "Decision":
-        """Return the decision with a copy of its scores, which may be a column of the cache."""
-        return self if self.scores is None else replace(self, scores=self.scores.clone())
-
 
 def decide(
     policy: Policy,
@@ -201,12 +217,11 @@ def decide(
     ``of_layers``: what every layer saw, where layers decide together and have a cache each.
     """
     cache, quantises = seen.cache, policy.precision.quantises
-    protected_entries = once(lambda: policy.protect.protected(seen))
-    leaving, room = plan(policy, seen, due, protected_entries)
+    protected = policy.protect.protected(seen)
+    leaving, room = plan(policy, seen, due, protected)
     if not any(leaving):
         every = KeepSet(_every_slot(seen), cache.counts)
-        return Decision(None, protected_entries(), every) if quantises else None
-    protected = protected_entries()
+        return Decision(None, protected, every) if quantises else None
     candidates = None if protected is None else ~protected
     if policy.joins_layers:
         scores = _mean_over_layers(policy, of_layers or [seen], candidates, room)
@@ -222,6 +237,19 @@ def decide(
     kept = [count - gone for count, gone in zip(cache.counts, leaving, strict=True)]
     slots = keep_slots(scores, protected, seen.positions, kept, cache.ordered)
     return Decision(scores, protected, KeepSet(slots, kept))
+
+
+def first_to_go(
+    scores: Scores, protected: Marks | None, positions: Positions
+) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
+    """Return the slot of each head's lowest score, of equal ones the earliest, and that score.
+
+    That score must be below infinity. ``protected`` None: every entry may be evicted.
+    """
+    open_scores = scores if protected is None else scores.masked_fill(protected, torch.inf)
+    lowest = open_scores.amin(dim=-1, keepdim=True)
+    earliest = positions.masked_fill(open_scores != lowest, BEYOND)
+    return earliest.argmin(dim=-1, keepdim=True), lowest
 
 
 def _every_slot(seen: Observation) -> Int[Tensor, "N G kept"]:
@@ -252,10 +280,7 @@ def _mean_over_layers(
 
 
 def plan(
-    policy: Policy,
-    seen: Observation,
-    due: Sequence[bool],
-    protected_entries: Callable[[], Marks | None],
+    policy: Policy, seen: Observation, due: Sequence[bool], protected: Marks | None
 ) -> tuple[list[int], list[int]]:
     """Return for every sequence how many entries are evicted, and how many candidates are kept.
 
@@ -266,34 +291,37 @@ def plan(
     key = ("plan", cache.counts, cache.demoted)
     if key in clock.memo:
         return clock.memo[key]
-    leaving, room, shared = [], [], True
-    for number, row in enumerate(clock.rows):
-        if number == cache.sequences and shared:  # layers that share a cache hold equally many
-            leaving, room = leaving * cache.layers, room * cache.layers
-            break
-        entries = cache.counts[number] - cache.demoted[number]
-        protected = policy.protect.count(row, entries)
-        if protected is None and due[number]:
-            marked = protected_entries()
-            assert marked is not None
-            protected, shared = int((marked & seen.present)[number].sum(dim=-1).max()), False
-        protected = protected or 0
-        places = candidates = entries - protected
-        if due[number]:
-            places = policy.budget.room(row, entries, protected)
-            if places is None:
-                layer, shared = seen.numbers[number // cache.sequences], False
-                given = entries, protected, layer, seen.layers
-                places = policy.budget.room_of_layer(row, *given)
-            if places is None:
-                places = policy.budget.room_in(seen, number, protected_entries())
-            if places < 0:
-                check_protected(places + protected, protected)
-        room.append(min(candidates, places))
-        leaving.append(candidates - room[-1])
+    entries = [count - gone for count, gone in zip(cache.counts, cache.demoted, strict=True)]
+    rows = list(zip(clock.rows, entries, due, strict=True))
+    known = [policy.plan(*row) for row in rows[: cache.sequences]] * cache.layers
+    shared = None not in known
+    if not shared:  # layers may hold unequally many
+        known = [policy.plan(*row) for row in rows]
+    plans = [
+        each or _plan_by_data(policy, seen, number, entries[number], protected)
+        for number, each in enumerate(known)
+    ]
+    leaving, room = ([each[i] for each in plans] for i in range(2))
     if shared:
         clock.memo[key] = leaving, room
     return leaving, room
+
+
+def _plan_by_data(
+    policy: Policy, seen: Observation, number: int, entries: int, protected: Marks | None
+) -> tuple[int, int]:
+    """Return how many entries of one row are evicted and kept, by its data or its layer."""
+    row, count = seen.clock.rows[number], policy.protect.count(seen.clock.rows[number], entries)
+    if count is None:
+        assert protected is not None
+        count = int((protected & seen.present)[number].sum(dim=-1).max())
+    room = policy.budget.room(row, entries, count)
+    if room is None:
+        layer = seen.numbers[number // seen.cache.sequences]
+        room = policy.budget.room_of_layer(row, entries, count, layer, seen.layers)
+    if room is None:
+        room = policy.budget.room_in(seen, number, protected)
+    return divided(entries, count, room)
 
 
 def _note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
@@ -336,64 +364,24 @@ def attend_survivors(seen: Observation, keep: KeepSet) -> Queries:
     return torch.cat(outputs, dim=3)
 
 
-# --- long blocks, other positions, and who watches -----------------------------------------------
+# --- who watches ----------------------------------------------------------------------------------
 
 
-def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attended, bool]:
-    """Let a long block attend, part by part: its attention is never in memory as a whole.
-
-    Return the output, what the score has still to be given, and whether it has observed the block.
-    """
-    needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
-    outputs, on_host, rows = [], [], policy.reads(seen.clock)
-    if rows == "all" and needs.sums is not None:
-        output, attended = attend_with_sums(needs.sums, seen.clock, seen.queries, view)
-        policy.score.observe(seen.cache.state, seen.part(slice(0, m), attended))
-        return output, Attended(), True
-    unread = rows != "all" and view.softcap is None
-    if unread:
-        outputs.append(attend_unread(seen.clock, seen.queries, view))
-    for part in [] if unread else parts(seen.queries, len(seen.cache)):
-        queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
-        output, attended = attend_as_needed(needs, rows == "all", queries, positions, view)
-        outputs.append(output)
-        if attended.weights is not None and policy.score.on_host:
-            on_host.append(attended.weights.cpu())
-        elif rows == "all":
-            policy.score.observe(seen.cache.state, seen.part(part, attended))
-    attended = Attended(torch.cat(on_host, dim=3) if on_host else None)
-    if rows == "last":
-        newest = seen.queries[:, :, :, -1:]
-        output, attended = attend_as_needed(needs, True, newest, None, view)
-        attended.output = output
-    return torch.cat(outputs, dim=3), attended, rows == "all" and not policy.score.on_host
-
-
-def reposition(queries: Queries, view: LayerView, block: Block) -> tuple[Queries, LayerView]:
-    """Rotate queries and keys to the index of their entry among the present ones."""
-    if block.rotate is None:
-        raise ValueError("reposition = True needs a model whose rotary embedding is known")
-    positions = view.positions
-    places = torch.arange(positions.shape[-1], dtype=torch.int32, device=positions.device)
-    index = torch.empty_like(positions).scatter_(
-        -1, positions.argsort(dim=-1), places.expand_as(positions)
-    )
-    index = index - (positions < 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
-    entries = (positions[:, :1] >= 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
-    shift = (entries - block.clock.seen)[..., None].expand(-1, 1, 1, queries.shape[3])
-    keys = block.rotate(view.keys, index - positions)
-    view = LayerView(view.cache, view.softcap, repositioned=True, read={"keys": keys})
-    return block.rotate(queries, shift), view
+def _copies(cache: LayerCache, decision: Decision | None) -> tuple[Positions, Decision | None]:
+    """Copy what a step may overwrite: positions, and scores, which may be a column of the cache."""
+    if decision is not None and decision.scores is not None:
+        decision = replace(decision, scores=decision.scores.clone())
+    return cache.positions.clone(), decision
 
 
 def _show(
-    group: Group, watch: Watch, step: Step, positions: Positions, decision: Decision | None
+    watch: Watch, cache: LayerCache, step: Step, positions: Positions, decision: Decision | None
 ) -> None:
     """Show copies of a step to who watches, layer by layer."""
     decided = (None, None) if decision is None else (decision.scores, decision.protected)
     for place, (block, output) in enumerate(zip(step.blocks, step.outputs, strict=True)):
-        first = place * group.cache.sequences
-        rows = slice(first, first + group.cache.sequences)
+        first = place * cache.sequences
+        rows = slice(first, first + cache.sequences)
         scores, protected = (None if each is None else each[rows] for each in decided)
-        copied = partial(group.cache.copied, place)
+        copied = partial(cache.copied, place)
         watch(block, StepResult(output, positions[rows], scores, protected, copied))

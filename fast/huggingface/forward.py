@@ -107,8 +107,7 @@ class Forward:
         text = cache.text
         outputs = self.forward(**self._block(cache, given, real, first, last, m))
         self._check_attended(cache)
-        if text.layers.shared:
-            finish(text.layers)
+        finish(text.layers)
         text.end_block(outputs.logits, last - first)
         return outputs
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface.arguments import configs_of, setting
 from kvlab.fast.huggingface.cache import Attachment, CompressedCache
 from kvlab.fast.huggingface.identity import adapters_used
@@ -207,18 +206,14 @@ def evicts_one(text: Text) -> bool:
     cache, next_rows = layers.caches[0], rows_after_a_token(text)
     counts = cache.counts[: cache.sequences]
     return all(
-        policy.schedule.due(row) and not policy.schedule.ended(row) and leaving(policy, row, n) == 1
-        for row, n in {*zip(next_rows, (count + 1 for count in counts), strict=True)}
+        policy.schedule.due(row)
+        and not policy.schedule.ended(row)
+        and (plan := policy.plan(row, count + 1, due=True)) is not None
+        and plan[0] == 1
+        for row, count in {*zip(next_rows, counts, strict=True)}
     )
 
 
 def rows_after_a_token(text: Text) -> tuple[Clock, ...]:
     """Return the clocks of all sequences after one more token."""
     return text.clock.rows_after([1] * len(text.clock.rows))
-
-
-def leaving(policy: Policy, row: Clock, entries: int) -> int | None:
-    """Return how many entries the policy evicts; None if that depends on the data."""
-    protected = policy.protect.count(row, entries)
-    room = None if protected is None else policy.budget.room(row, entries, protected)
-    return None if protected is None or room is None else max(0, entries - protected - room)

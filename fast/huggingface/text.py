@@ -117,7 +117,7 @@ class Text:
     def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
         """Note that a block of ``m`` columns is done, and which sequences lost entries."""
         method, clock = self.policy.specification, self.clock
-        if method.evicts and None in clock.first_evictions:
+        if None in clock.first_evictions and method.evicts:
             clock.note_evictions(self.layers.fewest, method.evict_before_attend)
         clock.end_block(logits, m)
 

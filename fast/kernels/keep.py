@@ -35,19 +35,6 @@ def in_ascending_position(
     return x.gather(-1, order), lambda y: torch.empty_like(y).scatter_(-1, order, y)
 
 
-def first_to_go(
-    scores: Scores, protected: Marks | None, positions: Positions
-) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
-    """Return the slot of each head's lowest score, of equal ones the earliest, and that score.
-
-    That score must be below infinity. ``protected`` None: every entry may be evicted.
-    """
-    open_scores = scores if protected is None else scores.masked_fill(protected, torch.inf)
-    lowest = open_scores.amin(dim=-1, keepdim=True)
-    earliest = positions.masked_fill(open_scores != lowest, BEYOND)
-    return earliest.argmin(dim=-1, keepdim=True), lowest
-
-
 def keep_slots(
     scores: Scores,
     protected: Marks | None,

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.policy import Around, Score
+from kvlab.fast.engine.step import first_to_go
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
@@ -20,7 +21,6 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.keep import first_to_go
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
 from kvlab.reference.methods import caote as reference
 

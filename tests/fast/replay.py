@@ -136,8 +136,7 @@ class Comparison:
         begin(self.layers, blocks[0].clock)
         for place, block in enumerate(blocks):
             attend(self.layers, place, block)
-        if self.layers.shared:
-            finish(self.layers)
+        finish(self.layers)
 
     def compare(self, block: Block, result) -> None:
         """Let the reference take a block that the fast side has taken."""

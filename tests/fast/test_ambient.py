@@ -91,8 +91,7 @@ def replayed(spec, steps, layers):
         for place in range(layers):
             block, (*vectors, confidence), _ = steps[first + place]
             attend(engine, place, Block(clock, block.layer, *vectors, confidence, layers=layers))
-        if engine.shared:
-            finish(engine)
+        finish(engine)
     return found
 
 

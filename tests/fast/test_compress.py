@@ -16,12 +16,11 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
-from kvlab.fast.engine import observation
+from kvlab.fast.engine import observation, prefill
 from kvlab.fast.engine.cache import BatchClock
-from kvlab.fast.engine.layers import MOST_WAITING
 from kvlab.fast.engine.observation import LayerView, Observation
 from kvlab.fast.engine.port import port
-from kvlab.fast.engine.step import plan
+from kvlab.fast.engine.step import MOST_WAITING, plan
 from kvlab.fast.kernels import attention
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
@@ -284,7 +283,7 @@ def test_a_long_padded_prompt_needs_no_mask(masks, monkeypatch, lengths, block_s
 
 @pytest.mark.parametrize("spec", ["h2o@recent=4", "tova"])
 def test_sequences_of_a_long_prompt_are_treated_as_if_alone(monkeypatch, spec):
-    monkeypatch.setattr(observation, "MASKED", 4)
+    monkeypatch.setattr(prefill, "MASKED", 4)
     test_a_padded_sequence_is_treated_as_if_alone(spec)
 
 
@@ -513,7 +512,7 @@ def test_layers_plan_apart_where_they_demoted_apart():
         cache.counts, cache.demoted = (10,), (demoted,)
         view = LayerView(cache, None)
         seen = Observation(clock, [0], 2, queries, clock.positions, view, torch.empty((1, 0)))
-        assert plan(policy, seen, [True], lambda: None) == plans
+        assert plan(policy, seen, [True], None) == plans
 
 
 def test_repositioned_keys_agree_with_the_reference():
