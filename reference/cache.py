@@ -22,6 +22,8 @@ class Column:
     """Whether the numbers count something, so that other implementations must agree exactly."""
     compared: bool = True
     """Whether test vectors compare it; if not, it only helps to compute the other columns."""
+    recorded: bool = False
+    """Whether a recording of any method shows it (see `Method.tracker`)."""
 
     def rows(self, heads: int, entries: int) -> Array:
         """Return the numbers of new entries, ``[heads, entries]``."""

@@ -23,7 +23,7 @@ from kvlab.reference.granularity import (
     PageScore,
     WholePages,
 )
-from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy
+from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy, Score
 from kvlab.reference.precisions import precisions
 from kvlab.reference.selection import budget_entries
 
@@ -92,6 +92,14 @@ class Method(ABC):
     def note(self) -> str:
         """What the specification does not say and a reader has to know."""
         return ""
+
+    @classmethod
+    def tracker(cls, threshold: float) -> Score | None:
+        """Return a score that observes every method's run for a recording; None for most methods.
+
+        An entry counts as activated from the attention ``threshold`` on.
+        """
+        return None
 
     @abstractmethod
     def policy(self, budget: int | None) -> Policy:

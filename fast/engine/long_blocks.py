@@ -1,4 +1,4 @@
-"""Attention of a whole block of tokens: its probabilities are never in memory together."""
+"""Attention of a block of several tokens, whose probabilities are never in memory together."""
 
 from collections.abc import Iterator
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
 from kvlab.fast.engine.layers import Block, Group, Layers, Step, StepResult, Watch
+from kvlab.fast.engine.long_blocks import attend_in_parts
 from kvlab.fast.engine.observation import (
     Attended,
     LayerView,
@@ -30,7 +31,6 @@ from kvlab.fast.engine.observation import (
     reposition,
 )
 from kvlab.fast.engine.policy import Policy, divided
-from kvlab.fast.engine.prefill import attend_in_parts
 from kvlab.fast.kernels.attention import softmax, visible, weighted_values, without_autocast
 from kvlab.fast.kernels.keep import BEYOND, keep_slots
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores

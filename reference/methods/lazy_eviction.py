@@ -51,8 +51,11 @@ class Recurrence(Score):
         "stamp": Column(
             "generated step of the latest activation (TS); until then of the token before it",
             integer=True,
+            recorded=True,
         ),
-        "interval": Column("longest steps between two activations (MRI)", integer=True),
+        "interval": Column(
+            "longest steps between two activations (MRI)", integer=True, recorded=True
+        ),
         "activated": Column("1 once the entry was activated", integer=True, compared=False),
     }
 
@@ -165,6 +168,10 @@ class LazyEviction(Method):
         super().__post_init__()
         check_at_least(1, window=self.window)
         check_at_least(0, threshold=self.threshold)
+
+    @classmethod
+    def tracker(cls, threshold: float) -> Recurrence:
+        return Recurrence(cls(threshold=threshold))
 
     def policy(self, budget: int | None) -> Policy:
         return Policy(

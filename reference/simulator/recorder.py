@@ -7,9 +7,9 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.generate import generate
-from kvlab.reference.methods.lazy_eviction import LazyEviction
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.replay import Layer, check_replay
@@ -94,10 +94,6 @@ def record_replay(
     return recorder.run(policy, budget, trace.prompt, texts, None)
 
 
-_UNREAD = {"state": WIDE, "score": np.nan, "stamp": 0, "interval": 0, "activated": 0}
-"""What is known of a token before it is read, in arrays ``[G, tokens]`` of each layer."""
-
-
 @dataclass
 class _Recorder:
     """Collects a run from the steps of a policy."""
@@ -107,6 +103,7 @@ class _Recorder:
     threshold: float
     most_values: int
     layers: dict[int, dict[str, Array]] = field(default_factory=dict)
+    """What is known of every token of each layer, in arrays ``[G, tokens]``."""
     steps: list[int] = field(default_factory=list)
     decisions: list[bool] = field(default_factory=list)
     states: list[tuple[int, int]] = field(default_factory=lambda: list(FIRST_STATES))
@@ -116,14 +113,14 @@ class _Recorder:
     """Steps between two snapshots."""
 
     def __post_init__(self) -> None:
-        self.recurrence = LazyEviction(threshold=self.threshold).policy(budget=10**9).score
+        found = (method.tracker(self.threshold) for method in methods.known().values())
+        self.trackers = [tracker for tracker in found if tracker is not None]
 
     def note(self, result: StepResult) -> None:
         """Write one step of one layer down."""
         seen, decision, at = result.seen, result.decision, result.seen.positions
         if seen.layer not in self.layers:
-            shape = len(at), self.tokens
-            self.layers[seen.layer] = {name: np.full(shape, x) for name, x in _UNREAD.items()}
+            self.layers[seen.layer] = self.unread(len(at))
         if not self.steps or self.steps[-1] != seen.clock.seen:
             self.thin_out()
             self.steps.append(seen.clock.seen)
@@ -134,15 +131,17 @@ class _Recorder:
         if decision is not None and decision.scores is not None:
             rated = np.where(decision.candidates, decision.scores, -np.inf)
             np.put_along_axis(known["score"], at, rated, axis=1)
-        present = {name: np.take_along_axis(known[name], at, axis=1) for name in known}
-        track = {name: present[name] for name in self.recurrence.columns}
-        present |= self.recurrence.observe(State(track), seen).entries  # whatever the method is
-        for name in track:
-            np.put_along_axis(known[name], at, present[name], axis=1)
+        tracked = {}
+        for tracker in self.trackers:
+            so_far = {name: np.take_along_axis(known[name], at, axis=1) for name in tracker.columns}
+            for name, numbers in tracker.observe(State(so_far), seen).entries.items():
+                np.put_along_axis(known[name], at, numbers, axis=1)
+                if tracker.columns[name].recorded:
+                    tracked[name] = numbers
         if step % self.every == 0:
             attention = seen.attention[:, :, -1].mean(axis=1)
-            values = {name: present[name] for name in ("score", "stamp", "interval")}
-            self.snapshots.append(Snapshot(step, layer, attention, **values))
+            score = np.take_along_axis(known["score"], at, axis=1)
+            self.snapshots.append(Snapshot(step, layer, attention, score, tracked))
         before = known["state"][:, : seen.clock.seen]
         now = np.full_like(before, GONE)
         np.put_along_axis(now, result.cache.positions, self.codes(result.cache), axis=1)
@@ -150,6 +149,14 @@ class _Recorder:
         columns = np.broadcast_arrays(layer, head, position, step, now[head, position])
         self.events.append(np.stack(columns, axis=1))
         before[:] = now
+
+    def unread(self, heads: int) -> dict[str, Array]:
+        """Return what is known of the tokens of a layer before they are read."""
+        shape = heads, self.tokens
+        found = {"state": np.full(shape, WIDE), "score": np.full(shape, np.nan)}
+        for tracker in self.trackers:
+            found |= {name: column.rows(*shape) for name, column in tracker.columns.items()}
+        return found
 
     def codes(self, cache: LayerCache) -> Array:
         """Return how each entry is stored, as indices into ``states``."""

@@ -47,6 +47,7 @@ half of a float32, rounded), ``data`` its bytes, little-endian, in base64.
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -80,8 +81,8 @@ class Snapshot:
     attention: Float[Array, "G n"]
     """Attention from the step's last token, mean over the query heads of a KV head."""
     score: Float[Array, "G n"]
-    stamp: Int[Array, "G n"]
-    interval: Int[Array, "G n"]
+    tracked: Mapping[str, Int[Array, "G n"]]
+    """Columns of methods that follow every token (`Method.tracker`), whatever method runs."""
 
 
 @dataclass(frozen=True)
@@ -190,15 +191,16 @@ def _run(run: Run) -> dict[str, Any]:
 def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
     own = run.events[(run.events[:, 0] == layer) & (run.events[:, 1] == head)]
     _, _, positions, steps, states = own.T
-    snapshots = [each for each in run.snapshots if each.layer == layer]
+    known = [
+        {"attention": each.attention, "score": each.score, **each.tracked}
+        for each in run.snapshots
+        if each.layer == layer
+    ]
     return {
         "events": _pack(np.searchsorted(positions, np.arange(run.read + 1))),
         "event_steps": _pack(steps),
         "event_states": _pack(states),
-        **{
-            name: _pack(np.concatenate([getattr(each, name)[head] for each in snapshots]))
-            for name in ("attention", "score", "stamp", "interval")
-        },
+        **{name: _pack(np.concatenate([each[name][head] for each in known])) for name in known[0]},
     }
 
 

@@ -16,7 +16,7 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
-from kvlab.fast.engine import observation, prefill
+from kvlab.fast.engine import long_blocks, observation
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.observation import LayerView, Observation
 from kvlab.fast.engine.port import port
@@ -283,7 +283,7 @@ def test_a_long_padded_prompt_needs_no_mask(masks, monkeypatch, lengths, block_s
 
 @pytest.mark.parametrize("spec", ["h2o@recent=4", "tova"])
 def test_sequences_of_a_long_prompt_are_treated_as_if_alone(monkeypatch, spec):
-    monkeypatch.setattr(prefill, "MASKED", 4)
+    monkeypatch.setattr(long_blocks, "MASKED", 4)
     test_a_padded_sequence_is_treated_as_if_alone(spec)
 
 

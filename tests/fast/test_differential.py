@@ -11,7 +11,7 @@ from replay import Comparison, Tolerance, random_blocks
 from shapes import shapes_checked
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
-from kvlab.fast.engine import prefill
+from kvlab.fast.engine import long_blocks
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.methods import port
 from kvlab.reference import methods
@@ -121,7 +121,7 @@ def test_fast_agrees_with_the_reference_in_every_case(spec):
 
 @pytest.mark.parametrize("spec", ["h2o", "h2o@reduce=max", "caote:h2o"])
 def test_blocks_that_are_summed_in_parts_agree_with_the_reference(spec, monkeypatch):
-    monkeypatch.setattr(prefill, "SUMMED_ROWS", 2)
+    monkeypatch.setattr(long_blocks, "SUMMED_ROWS", 2)
     for batch in BATCHES:  # with empty slots and without
         with shapes_checked(batch == "one"):
             compare(spec, "gqa", "float64", "short", batch)

@@ -77,8 +77,9 @@ def test_the_json_holds_every_state_and_snapshot():
     np.testing.assert_array_equal(last, run.stored(len(run.steps) - 1))
     own = [each for each in run.snapshots if each.layer == 1]
     np.testing.assert_array_equal(snapshots, [each.step for each in own])
+    columns = [{"attention": x.attention, "score": x.score, **x.tracked} for x in own]
     for name in ("attention", "score", "stamp", "interval"):
-        expected = np.concatenate([getattr(each, name)[0] for each in own])
+        expected = np.concatenate([each[name][0] for each in columns])
         np.testing.assert_allclose(unpacked(stored["heads"][2][name]), expected, rtol=2**-8)
 
 
