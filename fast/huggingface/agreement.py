@@ -21,9 +21,10 @@ from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
 from kvlab.fast.huggingface.arguments import first_position, only_logits
-from kvlab.fast.huggingface.attachment import attached, implementation
+from kvlab.fast.huggingface.attaching import attached, implementation
+from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import UnsupportedModelError
-from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.kernels.attention import without_autocast
 from kvlab.reference.policy import Edges

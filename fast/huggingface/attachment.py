@@ -1,173 +1,76 @@
-"""Puts a cache into a model, and takes it away again."""
+"""What a cache and its copies have in common: the model, the policy, and the layers it decides."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from threading import local
+from typing import Any
 
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from kvlab.fast.huggingface.arguments import configs_of, refuse_checkpointing, refuse_flags
-from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
-from kvlab.fast.huggingface.cache import Attachment
-from kvlab.fast.huggingface.forward import Forward
-from kvlab.fast.huggingface.generation import checked_generate
-
-KNOWN_ATTENTION = ("sdpa", "flex_attention", *(f"flash_attention_{n}" for n in (2, 3, 4)))
-"""Implementations of transformers, beside the model's own ``eager`` one, that compute the same."""
-
-
-def check_model(model: Any) -> None:
-    """Refuse what is no decoder of transformers that a cache can be put into."""
-    name = type(model).__name__
-    if hasattr(model, "_orig_mod"):
-        raise ValueError(
-            "model is compiled: give compress() the model that torch.compile() was given"
-        )
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(model, "set_attn_implementation"):
-        raise ValueError(f"model of type {name} must be a transformers model")
-    if config.is_encoder_decoder:
-        raise ValueError(f"{name} is no decoder-only model: kvlab compresses decoders only")
-    if getattr(config, "add_cross_attention", False):
-        raise ValueError(
-            f"{name} has cross-attention (add_cross_attention = True), whose entries kvlab does "
-            "not know: use it without compress()"
-        )
-    if not hasattr(config.get_text_config(decoder=True), "num_hidden_layers"):
-        raise UnsupportedModelError(
-            f"the configuration of {name} has no num_hidden_layers: without the number of a "
-            "decoder's layers kvlab cannot compress it; use it without compress()"
-        )
-    if not model.can_generate():
-        raise ValueError(
-            f"{name} has no head that gives logits: give compress() the whole model, as "
-            "AutoModelForCausalLM loads it"
-        )
-    if (getattr(model, "_tp_size", None) or 1) > 1:
-        raise ValueError(
-            f"the KV heads of {name} are in several processes (tensor parallelism), where no "
-            "method can compare them: load the model in one process, or its layers on several "
-            'devices (device_map="auto")'
-        )
-    refuse_flags(configs_of(model), {})
-    if config._attn_implementation == IMPLEMENTATION:
-        raise ValueError(
-            "the model is compressed already: leave the other compress() first, or call close() "
-            "on the cache that it gave"
-        )
-    _check_attention(config._attn_implementation)
-    refuse_checkpointing(model)
+from kvlab.fast.engine.layers import Watch
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.huggingface.attention import UnsupportedModelError
+from kvlab.fast.huggingface.identity import adapted
+from kvlab.fast.huggingface.rotary import Rotation
+from kvlab.fast.huggingface.text import Text
 
 
-def _check_attention(name: str | None) -> None:
-    """Refuse an attention function of the user's own, in whose place kvlab would attend."""
-    known = name in (None, "eager", *KNOWN_ATTENTION) or "/" in name  # "/": kernels from the hub
-    if not known or (name == "sdpa" and AttentionInterface()[name] is not sdpa_attention_forward):
-        raise ValueError(
-            f"attn_implementation = {name!r}: kvlab attends in place of that function, and does "
-            "not know what it computes; call model.set_attn_implementation with one of "
-            f"{', '.join(('eager', *KNOWN_ATTENTION))} before compress()"
-        )
+class Attachment(ExitStack):
+    """What a cache and its copies have in common; it takes them out of the model again."""
 
+    def __init__(
+        self,
+        model: Any,
+        policy: Policy,
+        watch: Watch | None = None,
+        policy_for: Callable[[int], Policy] | None = None,
+    ) -> None:
+        """``policy_for`` the tokens of a text's first call, where they decide on the budget."""
+        super().__init__()
+        self.model, self.policy, self.watch, self.policy_for = model, policy, watch, policy_for
+        self.closed = False
+        self.rotations: list[Rotation] | None = None
+        """How each compressed layer rotates queries and keys; `compress` finds it out."""
+        self.adapted = adapted(model)
+        """Layers with adapters of PEFT."""
+        layers = self.new_layers()
+        kinds = [type(layer) for layer in layers]
+        self.compressed = [n for n, kind in enumerate(kinds) if kind is DynamicLayer]
+        """Numbers of the layers that the policy decides about: those of full attention."""
+        self.masks_nothing = len(self.compressed) == len(layers)
+        self.reads_in_pieces = {*kinds} <= {DynamicLayer, DynamicSlidingWindowLayer}
+        """Whether a text may come in pieces: if there are recurrent layers, `agreement` says so."""
+        self.not_compared: tuple[str, ...] = ("texts of any length: verify = False",)
+        """Which texts `compress` did not compare with the stock model's (see its ``verify``)."""
+        self.of_thread = local()
+        """The cache that `generate` ``runs``; and ``inputs``, the attention module that was called
+        last, and its input, for a score that reads hidden states."""
+        self._check_layers(layers)
 
-@contextmanager
-def attached(
-    attachment: Attachment, block_size: int | None, graphs: bool = False
-) -> Iterator[None]:
-    """Let every call of the model use a cache, and restore the model at the end.
+    def new_layers(self) -> list[Any]:
+        """Return empty layers of transformers' own cache for this model."""
+        return DynamicCache(config=self.model.config).layers
 
-    A model that does not use transformers' attention interface is refused.
-    """
-    model = attachment.model
-    if block_size is not None and not attachment.reads_in_pieces:
-        raise ValueError(
-            f"block_size = {block_size}: the recurrent layers of {type(model).__name__} were not "
-            "shown to read a text in blocks as at once (a model that does needs verify=True): "
-            "call compress() without block_size"
-        )
-    with implementation(model, IMPLEMENTATION), _inputs_noted(attachment):
-        if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
+    def new_text(self) -> Text:
+        """Return a text without tokens."""
+        return Text.empty(self.policy, len(self.compressed), self.watch)
+
+    def _check_layers(self, layers: Sequence[Any]) -> None:
+        name = type(self.model).__name__
+        for layer in layers:
+            kind = type(layer)
+            if issubclass(kind, DynamicLayer) and not (kind is DynamicLayer or layer.is_sliding):
+                raise UnsupportedModelError(
+                    f"{name} has attention layers of another kind ({kind.__name__}): kvlab cannot "
+                    "compress this model; use it without compress()"
+                )
+        if not self.compressed:
+            config = self.model.config.get_text_config(decoder=True)
+            window = getattr(config, "sliding_window", None)
+            windows = f" (sliding_window = {window})" if window else ""
             raise UnsupportedModelError(
-                f"{type(model).__name__} does not use transformers' attention interface: kvlab "
-                "cannot compress it; use it without compress()"
+                f"{name} in this configuration{windows} has no full-attention layer: nothing to "
+                "compress, because sliding-window and recurrent layers are left as they are; use "
+                "it without compress()"
             )
-        forward = Forward(attachment, block_size, graphs).as_method()
-        with (
-            _replaced(model, "_kvlab", NotCopied()),
-            _replaced(model, "forward", forward),
-            _replaced(model, "generate", checked_generate(attachment)),
-        ):
-            try:
-                yield
-            finally:
-                attachment.closed = True
-
-
-class NotCopied:
-    """An attribute that keeps a model from being copied while its methods are replaced.
-
-    A copy would have the methods of the original, which call the original's weights.
-    """
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise ValueError(
-            "a model cannot be copied inside compress(): copy it before, or after the context"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise ValueError("a model cannot be pickled inside compress(): do it after the context")
-
-
-@contextmanager
-def _replaced(model: Any, name: str, function: Any) -> Iterator[None]:
-    own = model.__dict__.get(name)
-    setattr(model, name, function)
-    try:
-        yield
-    finally:
-        if own is not None:
-            setattr(model, name, own)
-        else:
-            model.__dict__.pop(name, None)
-
-
-@contextmanager
-def implementation(model: Any, name: str) -> Iterator[None]:
-    """Let a model attend by the functions that are registered under a name, and restore it."""
-    configs = _configurations(model)
-    before = [config._attn_implementation for config in configs]
-    try:
-        model.set_attn_implementation(name)
-        yield
-    finally:
-        for config, attention in zip(configs, before, strict=True):
-            config._attn_implementation_internal = attention
-
-
-@contextmanager
-def _inputs_noted(attachment: Attachment) -> Iterator[None]:
-    """Note what every attention module is given, if the policy's score reads it."""
-
-    def note(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        inputs = given.get("hidden_states", args[0] if args else None)
-        attachment.of_thread.inputs = module, inputs
-
-    modules = attachment.model.modules() if attachment.policy.needs.hidden_states else ()
-    found = [module for module in modules if hasattr(module, "layer_idx")]
-    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in found]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _configurations(model: Any) -> list[Any]:
-    """Return every configuration whose attention implementation may be changed."""
-    found = {id(model.config): model.config}
-    for module in model.modules():
-        inner = getattr(module, "config", None)
-        if hasattr(inner, "_attn_implementation_internal"):
-            found[id(inner)] = inner
-    return list(found.values())

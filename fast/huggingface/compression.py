@@ -7,8 +7,9 @@ from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface.agreement import check_agreement, reads_in_pieces
-from kvlab.fast.huggingface.attachment import attached, check_model
-from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.attaching import attached, check_model
+from kvlab.fast.huggingface.attachment import Attachment
+from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.graphs import refuse_graphs
 from kvlab.fast.huggingface.identity import without_wrapper
 from kvlab.fast.huggingface.repositioning import rotations_of

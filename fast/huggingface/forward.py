@@ -12,8 +12,9 @@ from torch import Tensor
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import begin, finish
 from kvlab.fast.huggingface.arguments import BY_TOKEN, Arguments, not_text, setting
+from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
-from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.graphs import Graphs
 from kvlab.fast.huggingface.identity import adapters_used, writes_to
 from kvlab.fast.huggingface.text import State

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.attachment import Attachment
+from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import without_wrapper
 from kvlab.fast.huggingface.text import PADDING, fingerprints
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.huggingface.arguments import configs_of, setting
-from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.attachment import Attachment
+from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import adapters_used
 from kvlab.fast.huggingface.text import Text
 from kvlab.reference.observation import Clock

@@ -14,9 +14,10 @@ from torch import Tensor
 from kvlab.fast import methods
 from kvlab.fast.engine.step import Block
 from kvlab.fast.huggingface.agreement import evaluating, texts
-from kvlab.fast.huggingface.attachment import attached
+from kvlab.fast.huggingface.attaching import attached
+from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import UnsupportedModelError
-from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.rotary import Rotation, longest_alike, rotations
 
 POSITIONS = (1, 2**20)

@@ -199,7 +199,7 @@ def attend_to_a_part_of_tables(
 
     ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
     tables' first parts; like numbers of rows they went through `as_odd`. Writes what
-    `decode.attend_rows` writes. Values of the first table are expected in every block; the
+    `attend_rows` writes. Values of the first table are expected in every block; the
     others are looked for. Grid: (heads, PARTS).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.kernels import attention, common
+from kvlab.fast.kernels.attend_rows import SCANNED, arguments_of, attend_rows, logits_of_block
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
-from kvlab.fast.kernels.decode import SCANNED, arguments_of, attend_rows, logits_of_block
 
 
 def attend_block(

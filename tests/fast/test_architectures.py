@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Dyna
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import agreement
-from kvlab.fast.huggingface.attachment import implementation
+from kvlab.fast.huggingface.attaching import implementation
 from study import architectures
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"

@@ -26,7 +26,7 @@ from transformers import DynamicCache, GenerationConfig
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface.arguments import check_past
-from kvlab.fast.huggingface.attachment import implementation
+from kvlab.fast.huggingface.attaching import implementation
 from kvlab.fast.huggingface.text import StreamClock
 
 LENGTH, BLOCK = 6, 4

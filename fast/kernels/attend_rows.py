@@ -1,0 +1,140 @@
+"""The kernel in which rows of queries attend to a part of the entries.
+
+Rows are the query heads of one token (`decode`), or of every token of a block (`prefill`).
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvlab.fast.kernels import common
+from kvlab.fast.kernels.common import tl
+
+SCANNED = tl.constexpr(1024)
+"""Positions that are looked at together, to see where a loop begins or ends."""
+
+
+@common.kernel
+def end_of_readable(entries_at, n, newest):
+    """Return the slot after the last entry at or before position ``newest``."""
+    last = tl.full([], 0, tl.int32)
+    for block in range(0, tl.cdiv(n, SCANNED)):
+        entry = block * SCANNED + tl.arange(0, SCANNED)
+        at = tl.load(entries_at + entry, mask=entry < n, other=-1)
+        reads = (at >= 0) & (at <= newest)
+        last = tl.maximum(last, tl.max(tl.where(reads, entry + 1, 0), axis=0))
+    return last
+
+
+@common.kernel
+def logits_of_block(q, k, scale, softcap, SOFTCAP: tl.constexpr):
+    """Return logits ``[rows, entries]``, also of entries that a row may not read."""
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SOFTCAP:
+        logits = common.squeezed(logits, softcap)
+    return logits
+
+
+@partial(common.kernel, changing=("m", "n", "rows", "tall", "magnitude", "parts"))
+def attend_rows(
+    queries, keys, values, rows_at, entries_at, gains, raw, lse, output,
+    m, n, rows, tall, magnitude, parts, heads_of_one, scale, softcap,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SOFTCAP: tl.constexpr, WIDE: tl.constexpr, SCORES: tl.constexpr, WITH_VALUES: tl.constexpr,
+    EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """Attention of a head's rows to one part of its entries.
+
+    Writes each row's log-sum-exp, −inf where it reads nothing; WITH_VALUES the output; with SCORES
+    the logits. Where entries have positions, slots may be empty; where rows have them, too, a row
+    reads entries at or before its own. ``queries``, ``keys``, ``values`` and ``entries_at`` are
+    `Rows`. ``tall`` and ``magnitude`` are for the tuner, which reads arguments by name. With WIDE,
+    products are formed in float32, else in the stored number format; sums are always float32. Grid:
+    (heads, blocks of rows, parts); a program walks the blocks of its share. With EARLY the next
+    kernel may start, and wait.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    sequence = head // heads_of_one
+    row, column = block_m * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    inside, end = row < rows, n
+    q = common.read_vectors(queries, head, row, inside, D, BLOCK_D, WIDE)
+    gain = tl.full([BLOCK_M], 1.0, tl.float32)
+    if gains is not None:
+        gain = tl.load(gains + sequence * m + row % m, mask=inside, other=1.0)
+    if rows_at is not None:
+        row_at = tl.load(rows_at + sequence * m + row % m, mask=inside, other=-1)
+        end = end_of_readable(entries_at.data + head * entries_at.head, n, tl.max(row_at, axis=0))
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    begin, end = common.share_of(part, parts, end)
+    for first in range(begin, end, BLOCK_N):
+        entry = first + tl.arange(0, BLOCK_N)
+        there = entry < end
+        held = there
+        if entries_at is not None:
+            at = entries_at.data + head * entries_at.head + entry
+            entry_at = tl.load(at, mask=there, other=-1)
+            held = entry_at >= 0
+        k = common.read_vectors(keys, head, entry, held, D, BLOCK_D, WIDE)
+        logits = logits_of_block(q, k, scale, softcap, SOFTCAP) * gain[:, None]
+        reads = held[None, :]
+        if rows_at is not None:
+            reads = reads & (entry_at[None, :] <= row_at[:, None])
+        logits = tl.where(reads, logits, float("-inf"))
+        if SCORES:
+            to = raw + (head * rows + row[:, None]) * n + entry
+            tl.store(to, logits, mask=inside[:, None] & there[None, :])
+        weights, shrink, best, mass = common.soften(logits, best, mass)
+        if WITH_VALUES:
+            v = common.read_vectors(values, head, entry, held, D, BLOCK_D, WIDE)
+            product = tl.dot(common.in_reach(weights, v.dtype), v, input_precision="ieee")
+            found = found * shrink[:, None] + common.out_of_reach(product, v.dtype)
+    logged, whole = common.log_mass(best, mass)
+    place = (head * parts + part) * rows + row
+    tl.store(lse + place, logged, mask=inside)
+    if WITH_VALUES:
+        to = output + place[:, None] * D + column
+        found = (found / whole[:, None]).to(output.dtype.element_ty)
+        tl.store(to, found, mask=inside[:, None] & (column < D)[None, :])
+
+
+def arguments_of(
+    queries: Float[Tensor, "N G rho m d"],
+    keys: Float[Tensor, "N G n d"],
+    rows_at: Int[Tensor, "N m"] | None,
+    positions: Int[Tensor, "N G n"] | None,
+    gains: Float[Tensor, "N m"] | None,
+    softcap: float | None,
+) -> dict[str, Any]:
+    """Return rows, the entries that they read, numbers and constants, as kernels take them.
+
+    Rows of all query heads of a KV head follow one another: row r belongs to query head r // m and
+    to the token r % m.
+    """
+    N, G, rho, m, d = queries.shape
+    flat = queries.to(keys.dtype).reshape(N * G, rho * m, d).contiguous()
+    return {
+        "queries": common.rows_of(flat),
+        "keys": common.rows_of(common.per_head(keys)),
+        "rows_at": None if rows_at is None else rows_at.contiguous(),
+        "entries_at": None if positions is None else common.rows_of(common.per_head(positions)),
+        "gains": None if gains is None else gains.to(torch.float32).contiguous(),
+        "m": m,
+        "n": keys.shape[2],
+        "rows": rho * m,
+        "tall": common.magnitude(rho * m),
+        "magnitude": common.order(keys.shape[2]),
+        "heads_of_one": G,
+        "scale": d**-0.5,
+        "softcap": softcap or 0.0,
+        "D": d,
+        "BLOCK_D": common.columns(d),
+        "SOFTCAP": softcap is not None,
+        "WIDE": common.multiplied_in_float32(keys),
+    }
