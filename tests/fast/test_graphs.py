@@ -40,7 +40,7 @@ def logits_of(model, cache, tokens):
 
 @pytest.mark.parametrize("spec", GRAPHED)
 def test_replayed_tokens_are_those_of_steps(spec, on_cpu):
-    model, count = tiny("llama"), 300 if spec == "caote:h2o" else 40
+    model, count = tiny("llama"), 100 if spec == "caote:h2o" else 40
     tokens = torch.randint(1, 60, (2, count), generator=torch.Generator().manual_seed(3))
     found = []
     for graphed in (False, True):
