@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 22f8bbc4
+#   read: 2026-11-26 bdd2992c
 # ---
 
 # %% [markdown]
@@ -198,7 +198,9 @@ race(score)
 # Both solve none, and CAOTE applied to H2O a quarter. The first row equals H2O's until you change
 # the stub. Brackets hold 95 % intervals, columns are as in notebook 01. Twenty programs show only
 # large differences: 5 points more than CAOTE may be luck. With 200 problems `kvlab compare` makes
-# the intervals three times narrower (notebook 07 gives your score a name for it).
+# the intervals three times narrower (notebook 07 gives your score a name for it). The lab at the
+# end of the playground (`make playground`) asks for one JavaScript function, and shows where it
+# loses.
 #
 # **In three lines.** A method needs few parts, and each is a few lines of NumPy. Mistakes hide in
 # ties, masks and positions after eviction. A score counts only if it beats random eviction with the

@@ -23,8 +23,10 @@ from kvlab.reference.tasks import jumps, reasoning
 DOCS = Path(__file__).parents[1]
 SOURCES = DOCS / "playground"
 COUNT = 8
+TRIED = 20
+"""Programs on which the page tries a reader's score."""
 PROBLEMS: Mapping[str, Callable[[], Sequence[Any]]] = {
-    "jumps": lambda: jumps.held_out(COUNT, size=jumps.Size(fewest=18, most=22)),
+    "jumps": lambda: jumps.held_out(TRIED, size=jumps.Size(fewest=18, most=22)),
     "reasoning": lambda: reasoning.held_out(COUNT),
 }
 """Problems by task; the programs are those of ``make demo``."""
@@ -82,6 +84,7 @@ QUESTIONS = {
         "Which tokens get 8 bits, and do they follow a moment of doubt? Switch the protection off."
     ),
     "ahakv": "Choose none for the value prior: does the first token of the text still stay?",
+    "yours": "Write another score below, and see what it evicts.",
     "random": "Choose another method and press Compare with its control. Which method of the list "
     "does no better than random eviction with the same protection?",
 }
@@ -142,7 +145,9 @@ def site() -> dict[str, Any]:
         prompts = [problem.prompt for problem in problems]
         lengths = [tokens(problem.prompt) + tokens(problem.solution) - 1 for problem in problems]
         models[name] = {"task": task, "prompts": prompts, "most": most, "lengths": lengths}
-    return {"models": models, "presets": presets(), "questions": QUESTIONS, "tour": TOUR}
+        models[name]["solutions"] = [problem.solution for problem in problems]
+    given = {"models": models, "presets": presets(), "questions": QUESTIONS}
+    return {**given, "tour": TOUR, "tried": TRIED}
 
 
 def tokens(text: str) -> int:

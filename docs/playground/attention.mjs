@@ -27,10 +27,22 @@ export function dot(a, b) {
   return sum;
 }
 
+/** Distance of two vectors in the norm of this order. */
+export function distance(a, b, norm = 2) {
+  let sum = 0;
+  for (let c = 0; c < a.length; c++) {
+    const size = Math.abs(a[c] - b[c]);
+    if (norm === Infinity) sum = Math.max(sum, size);
+    else sum += norm === 2 ? size * size : size ** norm;
+  }
+  if (norm === Infinity) return sum;
+  return norm === 2 ? Math.sqrt(sum) : sum ** (1 / norm);
+}
+
 /** Scaled dot products q·k/√d of one query, squeezed into ±softcap if a model asks for it. */
 export function logits(query, keys, softcap = null) {
-  const scale = Math.sqrt(query.length);
-  const products = Float64Array.from(keys, (key) => dot(query, key) / scale);
+  const scale = Math.sqrt(query.length), products = new Float64Array(keys.length);
+  for (let j = 0; j < products.length; j++) products[j] = dot(query, keys[j]) / scale;
   return softcap === null ? products : products.map((x) => softcap * Math.tanh(x / softcap));
 }
 
@@ -51,7 +63,8 @@ export function softmax(x, mask = null) {
     weights[j] = Math.exp(x[j] - largest);
     sum += weights[j];
   }
-  return weights.map((weight) => weight / sum);
+  for (let j = 0; j < weights.length; j++) weights[j] /= sum;
+  return weights;
 }
 
 /** Attention output X = A·V of one query. */

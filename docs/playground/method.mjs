@@ -40,6 +40,12 @@ export function choice(standard, values, says) {
   return { kind: "choice", default: standard, values, says, check };
 }
 
+/** An option that is a text, which is written elsewhere on the page; addresses may give a number in its place. */
+export function text(standard, says) {
+  const check = (name, value) => String(value);
+  return { kind: "text", default: standard, says, check };
+}
+
 /** An option that is true or false. */
 export function flag(standard, says) {
   const check = (name, value) => expect(name, value, typeof value === "boolean", "true or false");

@@ -164,7 +164,7 @@ def test_the_page_plays_by_itself_and_the_tour_mends_the_answer(reader, address)
     told = page.locator(".pg-tour p").filter(has_not_text="is at work")
     for number in range(2, 6):
         page.click(".pg-tour button:text-is('Next')")
-        told.filter(has_text=f"{number} of 5").wait_for(timeout=120_000)
+        told.filter(has_text=f"{number} of 6").wait_for(timeout=120_000)
     *likely, lost = page.evaluate("""() => {
         const { wrong, full, lost, left, words } = kvlabPlayground;
         const likely = run => run.frames[wrong].likely.map(each => words[each.token]);
@@ -174,7 +174,11 @@ def test_the_page_plays_by_itself_and_the_tour_mends_the_answer(reader, address)
     assert page.inner_text(f"#pg-method-{lost + 1}")[:2] == "= "  # as people read it
     page.click("text=Protect the lost token")
     told.filter(has_text="The answer is right now").wait_for(timeout=120_000)
-    assert page.evaluate("kvlabPlayground.length === kvlabPlayground.given") and not found.problems
+    assert page.evaluate("kvlabPlayground.length === kvlabPlayground.given")
+    page.click(".pg-tour button:text-is('Next')")
+    page.click("text=Write your own score >> visible=true")
+    assert page.evaluate("document.activeElement === kvlabPlayground.lab.field")
+    assert not found.problems
 
 
 def test_a_failure_is_found_and_a_protected_token_stays(opened):
@@ -346,7 +350,7 @@ def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
 
 def test_on_a_phone_two_taps_show_a_failure(opened):
     page = opened(viewport=PHONE)
-    assert len(set(page.locator("[aria-label=Problem] option").all_text_contents())) == 19
+    assert len(set(page.locator("[aria-label=Problem] option").all_text_contents())) == 31
     run(page)
     box = page.locator(".pg-verdict").first.bounding_box()
     assert page.locator(".pg-verdict").first.inner_text().startswith("✗")
@@ -358,3 +362,91 @@ def test_on_a_phone_two_taps_show_a_failure(opened):
     heights = controls.evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
     assert len(heights) > 15 and min(heights) >= 44
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+LAB_PROGRAMS = 2
+SCORE = "function score(entry) {{\n  {}\n}}"
+
+
+@pytest.fixture
+def lab(opened):
+    """The lab of the common page, with few programs."""
+    page = opened()
+    page.evaluate(f"kvlabPlayground.lab.programs.length = {LAB_PROGRAMS}")
+    return page
+
+
+def try_score(page, code):
+    page.fill(".pg-editor textarea", code)
+    page.click(".pg-go")
+
+
+def wrong_places(spec):
+    """Return the place of the first wrong token of each program at 60 %; −1 if there is none."""
+    places = []
+    for problem in jumps.held_out(LAB_PROGRAMS, size=jumps.Size(fewest=18, most=22)):
+        budget = -(-60 * (problem.tokens - 1) // 100)
+        written = expected_words(FIRST, spec, budget, problem.prompt)
+        solution = problem.solution.replace("\n", "↵").split(" ")
+        pairs = zip(written, solution, strict=False)
+        places.append(next((i for i, (a, b) in enumerate(pairs) if a != b), -1))
+    return places
+
+
+def test_a_score_of_the_readers_own_stands_beside_its_control_and_rivals(lab):
+    lab.get_by_label("Budget: ").select_option("60")
+    lab.get_by_label("Start from").select_option("CAOTE")
+    lab.click(".pg-go")
+    lab.locator(".pg-lab .pg-verdict").filter(has_text="random eviction").wait_for()
+    rows = lab.evaluate("kvlabPlayground.lab.result.map(({ wrong }) => wrong)")
+    control, h2o, caote = map(wrong_places, ("random:h2o", "h2o", "caote:h2o"))
+    assert rows == [caote, control, h2o, caote, [-1] * LAB_PROGRAMS] and control != h2o != caote
+    cells = lab.locator(".pg-results tbody tr").first.locator("td").all_inner_texts()
+    assert cells[0].startswith(f"{caote.count(-1)} of {LAB_PROGRAMS}: ")
+    assert "It gets as far as CAOTE at 60 %" in lab.inner_text(".pg-lab .pg-verdict")
+    lab.locator(".pg-results tr:nth-child(2) button").click()
+    lab.wait_for_function(
+        "kvlabPlayground.wrong >= 0 && kvlabPlayground.block === kvlabPlayground.wrong"
+    )
+    lab.wait_for_url("**step=*")
+    first = min(range(LAB_PROGRAMS), key=lambda index: control[index] % 1000)
+    state = lab.evaluate("() => kvlabPlayground.state")
+    assert state["method"].startswith("random:yours@") and state["problem"] == f"{FIRST}-{first}"
+    assert int(state["step"]) == control[first]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "line"),
+    [
+        (SCORE.format("return entry.;"), "Unexpected token", 2),
+        (SCORE.format("const one = 1;\n  return none + one;"), "none is not defined", 3),
+        (SCORE.format("for (;;) {}"), "is there an endless loop?", None),
+        (SCORE.format(""), "score returned undefined for token 0", None),
+        (SCORE.format("return fetch('x');"), "fetch is not a function", 2),
+        ("const x = 1;", "must have a function score(entry)", None),
+    ],
+)
+def test_what_is_wrong_with_a_score_is_told_at_its_line(lab, code, said, line):
+    try_score(lab, code)
+    lab.locator(".pg-lab .pg-error:visible").wait_for()
+    told = lab.inner_text(".pg-lab .pg-error")
+    assert said in told and told.startswith("Line ") == (line is not None)
+    marked = lab.locator(".pg-wrong-line").all_inner_texts()
+    assert [text.strip() for text in marked] == ([str(line)] if line else [])
+    assert lab.inner_text(".pg-go").startswith("Run on")
+
+
+def test_an_address_holds_a_score_and_does_not_run_it(opened, reader, address):
+    page = opened()
+    page.get_by_label("Protected: ").select_option("nothing")
+    page.fill(".pg-editor textarea", SCORE.format("for (;;) {} // é"))
+    page.wait_for_url("**score=yours*")
+    found = reader(address, viewport=DESK)
+    shared = found.open(page.url.removeprefix(address) + "&method=yours&step=3")
+    shared.wait_for_selector("#pg-budget:enabled")
+    assert shared.input_value(".pg-editor textarea") == SCORE.format("for (;;) {} // é")
+    assert shared.input_value(".pg-choices label:first-of-type select") == "nothing"
+    wait_until(shared, "waiting")
+    shared.click("text=See it at work")
+    shared.locator(".pg-pane .pg-error:visible").filter(has_text="an endless loop").wait_for()
+    assert not found.problems

@@ -52,6 +52,15 @@ UNBUDGETED = (
 )
 MOST_TOKENS = 96
 
+STARTING_POINTS = {
+    "Recency": "streaming_llm@sinks=0",
+    "H2O": "h2o",
+    "TOVA": "tova@per_head=true,recent=50",
+    "Key norm": "knorm@recent=50",
+    "CAOTE": "caote:h2o",
+}
+"""The method that each score of the lab writes like, at a budget of 100 entries."""
+
 
 def jobs(prompt: str, length: int) -> list:
     """Return what to write with every method, at half and at four fifths of the full cache."""
@@ -100,6 +109,25 @@ def test_some_methods_write_the_tokens_of_the_reference(name):
         ["random:h2o", length // 3, prompt, 32],
     ]
     assert len(compare(name, asked)) == len(asked)
+
+
+def test_scores_to_begin_with_write_the_tokens_of_their_methods():
+    codes = subprocess.run(
+        [str(NODE), SCRIPT.with_name("starting_points.mjs")], check=True, stdout=subprocess.PIPE
+    )
+    found = json.loads(codes.stdout)
+    assert list(found) == list(STARTING_POINTS)
+    prompt = problem("jumps").prompt
+    asked = [[spec, 100, prompt, 40] for spec in STARTING_POINTS.values()]
+    ours = written(
+        "jumps",
+        [
+            [f"yours@code={code}", *rest]
+            for code, (_, *rest) in zip(found.values(), asked, strict=True)
+        ],
+    )
+    assert len(compare("jumps", asked)) == len(asked), "scores that write the same tell nothing"
+    assert ours == written("jumps", asked)
 
 
 @pytest.mark.slow

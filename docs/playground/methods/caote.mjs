@@ -1,6 +1,6 @@
 /** CAOTE and FastCAOTE: evict what changes the attention output least; as reference/methods/caote.py. */
 
-import { weightedValues } from "../attention.mjs";
+import { distance, weightedValues } from "../attention.mjs";
 import { checkKernel } from "../checks.mjs";
 import { Method, choice, flag, real, whole } from "../method.mjs";
 import { EveryBlock, Full, Nobody, Score } from "../policy.mjs";
@@ -20,18 +20,6 @@ export function remainingMass(h) {
   const total = h.reduce((sum, x) => sum + x, 0), dominant = h.findIndex((x) => x > total / 2);
   const others = h.reduce((sum, x, j) => (j === dominant ? sum : sum + x), 0);
   return h.map((x, j) => (j === dominant ? others : total - x));
-}
-
-/** Distance of two vectors in the norm of this order. */
-function distance(a, b, norm) {
-  let sum = 0;
-  for (let c = 0; c < a.length; c++) {
-    const size = Math.abs(a[c] - b[c]);
-    if (norm === Infinity) sum = Math.max(sum, size);
-    else sum += norm === 2 ? size * size : size ** norm;
-  }
-  if (norm === Infinity) return sum;
-  return norm === 2 ? Math.sqrt(sum) : sum ** (1 / norm);
 }
 
 /**

@@ -22,12 +22,13 @@ import { RKV } from "./rkv.mjs";
 import { SnapKV } from "./snapkv.mjs";
 import { StreamingLLM } from "./streaming_llm.mjs";
 import { TOVA } from "./tova.mjs";
+import { Yours } from "./yours.mjs";
 
 const named = (classes) => Object.fromEntries(classes.map((method) => [method.id, method]));
 
 /** Methods that stand alone, in the order in which the page shows them. */
 export const METHODS = named([
-  FullCache, StreamingLLM, H2O, TOVA, SnapKV, Knorm, RaaS, RKV, KIVI, LazyEviction, DesireKV, AhaKV, Random,
+  FullCache, StreamingLLM, H2O, TOVA, SnapKV, Knorm, RaaS, RKV, KIVI, LazyEviction, DesireKV, AhaKV, Random, Yours,
 ]);
 
 const BEFORE_ANOTHER = named([Caote, FastCaote, MatchedControl]);
@@ -51,6 +52,11 @@ export function controlOf(spec) {
   const { wrapper, name } = read(spec);
   const random = wrapper === null ? name === Random.id : around(wrapper)[0] === MatchedControl;
   return !random && evicts(spec) ? `${MatchedControl.id}:${spec}` : null;
+}
+
+/** Whether a method runs a reader's code; its control does not. */
+export function carriesCode(spec) {
+  return /^(?:(?:fast_)?caote:)?yours(?:@|$)/.test(spec);
 }
 
 /** Whether a method evicts anything; throws if it cannot be built. */

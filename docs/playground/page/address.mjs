@@ -3,6 +3,7 @@
 /** Names of the entries, and what stands for a missing one. */
 export const STANDARD = {
   method: "streaming_llm", with: "", budget: "70%", problem: "", text: "", protect: "", layer: "0", head: "0", token: "", step: "",
+  score: "", share: "50",
 };
 
 /** Entries of a state that a part of an address names. */

@@ -26,7 +26,8 @@ export class MethodControls {
     this.name.value = name;
     this.wrapper.value = wrapper ?? "";
     for (const option of this.wrapper.options) option.disabled = !canWrap(option.value, name);
-    const controls = Object.entries(optionsOf(wrapper, name)).map(([option, schema]) =>
+    const offered = Object.entries(optionsOf(wrapper, name)).filter(([, { kind }]) => kind !== "text");
+    const controls = offered.map(([option, schema]) =>
       this.control(option, schema, option in options ? options[option] : schema.default));
     const focused = this.options.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
     this.options.replaceChildren(...controls);

@@ -211,7 +211,7 @@ export class Pane {
     const buttons = lost.map(({ position, attention }) => element("button", {
       type: "button", onclick: () => this.page.protect(position),
     }, `${this.page.nameOf(position)}: ${Math.round(100 * attention)} % of the attention`));
-    this.missed.replaceChildren("There the full cache attends to these tokens, which are lost here in some heads. Protect one and run again: ",
+    this.missed.replaceChildren("The full cache looks at these tokens here; some heads no longer have them. Protect one and run again: ",
       ...buttons, there);
   }
 

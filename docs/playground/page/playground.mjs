@@ -1,14 +1,15 @@
 /** The page: one problem, one or two methods, a slider over what was read, and an address that holds it all. */
 
-import { controlOf, takesBudget } from "../methods/index.mjs";
+import { carriesCode, controlOf, takesBudget } from "../methods/index.mjs";
 import { budgetEntries } from "../selection.mjs";
 import { Tokenizer } from "../tokenizer.mjs";
 import { readConfig } from "../transformer.mjs";
 import { readAddress, readPositions, writeAddress } from "./address.mjs";
 import { element, shown } from "./elements.mjs";
+import { Lab } from "./lab.mjs";
 import { Pane } from "./pane.mjs";
 import { Problem, ProblemControls } from "./problem.mjs";
-import { Run, embeddedModel, firstDifference, missed, startWorker } from "./run.mjs";
+import { ModelWorker, Run, embeddedModel, firstDifference, missed } from "./run.mjs";
 import { Tour } from "./tour.mjs";
 
 const FULL_SPEED = "full speed";
@@ -22,8 +23,8 @@ class Playground {
     Object.assign(this, { root, site, presets: site.presets });
     const plain = location.search + location.hash === "";
     this.state = { ...readAddress(location), ...(plain ? site.tour : {}) };
-    this.workers = [startWorker(source), startWorker(source)];
-    for (const worker of this.workers) worker.onerror = ({ message }) => this.panes.forEach((pane) => pane.complain(message));
+    ModelWorker.source = source;
+    this.workers = Array.from({ length: 3 }, () => new ModelWorker()); // of the full cache and of two methods
     this.prompt = [];
     this.block = -1;
     this.playing = false;
@@ -34,12 +35,15 @@ class Playground {
     this.open(plain);
   }
 
-  /** Show the problem and the token that the address names; if it names none, begin to run, or the tour. */
+  /** Show the problem and the token that the address names; if it names none, begin to run, or the tour. Code waits for the reader. */
   async open(tour = null) {
-    const { step } = this.state;
+    const { step, score } = this.state, toLab = score !== "" || location.hash === "#lab";
+    this.lab.show();
     await this.readProblem();
     if (!this.full) return;
-    if (step !== "") this.play(Number(step) || 0);
+    if (toLab && step === "") this.lab.root.scrollIntoView();
+    else if (this.panes.some((pane) => carriesCode(pane.spec))) return;
+    else if (step !== "") this.play(Number(step) || 0);
     else if (tour) this.tour.show(0);
     else if (tour === false) this.demonstrate();
   }
@@ -49,15 +53,17 @@ class Playground {
   build() {
     this.buildToolbar();
     this.problemControls = new ProblemControls(this.site.models, (parts) => this.change({ ...parts, protect: "", token: "" }));
-    this.taskTold = element("p", { class: "pg-task pg-later" });
-    this.left = new Pane("method", "first method", this.workers[0], this);
-    this.right = new Pane("with", "second method", this.workers[1], this);
+    this.taskTold = element("p", { class: "pg-task" });
+    this.left = new Pane("method", "first method", this.workers[1], this);
+    this.right = new Pane("with", "second method", this.workers[2], this);
     this.question = element("p", { class: "pg-question" });
     this.protected = element("p", { class: "pg-protected" });
     this.panesBox = element("div", { class: "pg-panes" }, this.left.root, this.right.root);
     this.tour = new Tour(this, this.site.tour);
-    this.root.replaceChildren(this.tour.root, this.question, this.toolbar, this.comparisons, this.protected, this.taskTold, this.panesBox,
-      this.problemControls.root, this.share());
+    this.lab = new Lab(this, this.site.models.jumps, this.site.tried);
+    this.viewer = element("div", { class: "pg-viewer" }, this.tour.root, this.question, this.toolbar, this.protected, this.panesBox,
+      this.comparisons, this.taskTold, this.problemControls.root, this.share());
+    this.root.replaceChildren(this.viewer, this.lab.root);
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -89,8 +95,8 @@ class Playground {
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
         arrow("▶", "One token on", 1), this.where),
       element("div", { class: "pg-row" }, element("label", { class: "pg-grow" }, "Budget ", this.budgetSlider), this.budgetTold));
-    this.comparisons = element("div", { class: "pg-row pg-later" }, this.second, this.against, this.speed,
-      element("button", { type: "button", onclick: () => this.tour.show(0) }, "Tour in five steps"));
+    this.comparisons = element("div", { class: "pg-row" }, this.second, this.against, this.speed,
+      element("button", { type: "button", onclick: () => this.tour.show(0) }, "Tour in six steps"));
   }
 
   share() {
@@ -149,6 +155,15 @@ class Playground {
     if (this.playing) this.pause();
     const other = Object.entries({ with: "", text: "", ...state }).filter(([name, value]) => this.state[name] !== value);
     if (other.length) await this.change(Object.fromEntries(other), false);
+  }
+
+  /** Show where a method goes wrong. */
+  async view(state) {
+    this.tour.root.hidden = true;
+    await this.take({ protect: "", token: "", ...state });
+    this.viewer.scrollIntoView();
+    await this.compute();
+    this.go(this.wrong >= 0 ? this.wrong : this.left.known - 1);
   }
 
   /** Let the first method run to its end unseen. */
@@ -212,10 +227,11 @@ class Playground {
     return this.state.method.split("@")[0] === "caote:h2o" ? "h2o" : "caote:h2o";
   }
 
-  /** Set a method beside the first one, or none; the tour, which speaks of one, ends. */
-  compare(spec) {
+  /** Set a method beside the first one, or none; the tour, which speaks of one, ends, and so does the reader's protection. */
+  async compare(spec) {
     this.tour.root.hidden = true;
-    this.change({ with: spec });
+    await this.change({ with: spec, protect: "" });
+    this.right.root.scrollIntoView({ block: "nearest" });
   }
 
   choose(position) {
@@ -247,7 +263,7 @@ class Playground {
     this.problemControls.show(problem, this.state.text, error);
     this.full?.drop();
     this.given = error === "" && this.state.text === "" ? problem.length ?? null : null;
-    this.full = new Run(this.workers[1], { ...this.asked, method: "full", budget: null, pinned: [] }, () => this.measured());
+    this.full = new Run(this.workers[0], { ...this.asked, method: "full", budget: null, pinned: [] }, () => this.measured());
     this.full.until(Infinity);
     this.prepare();
   }
@@ -359,10 +375,15 @@ class Playground {
     }
   }
 
+  /** Whether the tour stands at the lower edge of a small screen. */
+  get narrow() {
+    return !this.tour.root.hidden && getComputedStyle(this.tour.root).position === "fixed";
+  }
+
   /** Scroll so far that the text is in view, below the tour if that stands above it. */
   reveal() {
     const tour = this.tour.root, shown = this.left.text.root.getBoundingClientRect().bottom;
-    if (!tour.hidden && getComputedStyle(tour).position === "fixed") {
+    if (this.narrow) {
       const hidden = this.left.likely.getBoundingClientRect().bottom - tour.getBoundingClientRect().top;
       if (hidden > 0) scrollBy(0, hidden);
     } else if (shown > innerHeight) (tour.hidden ? this.toolbar : tour).scrollIntoView();

@@ -1,13 +1,89 @@
 /** A run of the model in a worker, and what is known of it so far. */
 
 import { GONE } from "../frames.mjs";
+import { carriesCode } from "../methods/index.mjs";
 import { element } from "./elements.mjs";
 
 const LOOKED_AT = 0.05; // attention of a head from which on it counts as a look
 
-/** Starts workers: their source comes with the page, because a page opened as a file may load none. */
-export function startWorker(source) {
-  return new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+/**
+ * A worker that holds a model. It is begun when it is first needed. One that is silent for too long at work is stopped
+ * and begun anew, since a loop in the reader's code may be endless: then `{ error }` is told of all that it was asked for.
+ */
+export class ModelWorker extends EventTarget {
+  static source = ""; // it comes with the page, because a page opened as a file may load no worker
+  static patience = 5; // seconds
+
+  asked = new Set();
+  model = null;
+  worker = null;
+  silent = 0;
+  clock = null;
+
+  postMessage(message) {
+    const { type, id } = message;
+    if (type === "load") this.model = message;
+    if (type === "run" || type === "try") this.asked.add(id);
+    if (type === "drop") this.asked.delete(id);
+    if (!this.worker && type !== "run" && type !== "try") return;
+    if (!this.worker) this.begin();
+    this.post(message);
+    this.watch();
+  }
+
+  post(message) {
+    this.posted++;
+    this.worker.postMessage(message);
+  }
+
+  begin() {
+    this.posted = 0;
+    this.worker = new Worker(URL.createObjectURL(new Blob([ModelWorker.source], { type: "text/javascript" })));
+    this.worker.onmessage = ({ data }) => this.take(data);
+    this.worker.onerror = ({ message }) => this.fail(message);
+    this.post(this.model);
+  }
+
+  take(data) {
+    this.silent = 0;
+    if (data.idle === this.posted) this.rest();
+    if (data.end || data.error || "wrong" in data) this.asked.delete(data.id);
+    if ("id" in data) this.tell(data);
+  }
+
+  tell(data) {
+    this.dispatchEvent(new MessageEvent("message", { data }));
+  }
+
+  /** Count seconds without a word; a machine that slept counts one. */
+  watch() {
+    if (this.clock) return;
+    this.silent = 0;
+    this.clock = setInterval(() => {
+      if (++this.silent < ModelWorker.patience) return;
+      this.fail(`nothing came for ${ModelWorker.patience} seconds, so it was stopped; is there an endless loop?`);
+    }, 1000);
+  }
+
+  rest() {
+    clearInterval(this.clock);
+    this.clock = null;
+  }
+
+  /** Give up what was asked for. */
+  fail(error) {
+    const left = [...this.asked];
+    this.stop();
+    for (const id of left) this.tell({ id, error, line: null });
+  }
+
+  /** End the worker, whatever it does; the next message begins another. */
+  stop() {
+    this.rest();
+    this.asked.clear();
+    this.worker?.terminate();
+    this.worker = null;
+  }
 }
 
 /** Return an embedded model, `{ config, tokenizer, weights }`; it is a script, since a page opened as a file may fetch none. */
@@ -39,9 +115,9 @@ export class Run {
     worker.postMessage({ type: "run", id: this.id, ...asked });
   }
 
-  take({ frame, end, error }) {
+  take({ frame, end, error, line }) {
     if (end) this.ended = true;
-    if (error) this.error = error;
+    if (error) this.error = line ? `Line ${line}: ${error}` : error;
     if (!frame) return;
     const index = this.frames.push(frame) - 1;
     frame.layers.forEach((heads, layer) => heads.forEach(({ positions, fates }, g) => {
@@ -55,10 +131,11 @@ export class Run {
     this.worker.postMessage({ type: "until", id: this.id, count });
   }
 
-  /** Discard the run: what still arrives of it is not listened to. */
+  /** Discard the run: what still arrives of it is not listened to. A reader's code may never come back to hear of it. */
   drop() {
     this.worker.removeEventListener("message", this.listener);
-    this.worker.postMessage({ type: "drop", id: this.id });
+    if (carriesCode(this.asked.method) && !this.ended && !this.error) this.worker.stop();
+    else this.worker.postMessage({ type: "drop", id: this.id });
   }
 
   /** Ids that were written after so many blocks. */

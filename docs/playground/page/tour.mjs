@@ -1,4 +1,4 @@
-/** A tour of five steps, from a run to the one lost token that has to be protected. */
+/** A tour of six steps, from a run to the one lost token that has to be protected, and to a score of one's own. */
 
 import { element } from "./elements.mjs";
 
@@ -16,8 +16,10 @@ const STEPS = [
   [(page) => `One line later the model needs ${page.nameOf(page.lost)}, which some heads have evicted: the dashed red line leads to it. Compare the `
     + "five likeliest next tokens: without it another token is the likeliest, and the answer turns wrong.", (page) => page.wrong],
   [(page) => page.wrong >= 0 ? `Was the loss of ${page.nameOf(page.lost)} the cause? Protect it and run again.` : "The answer is right now: the loss of "
-    + "this one token was the cause. Next, change the budget or the method, or compare the method with its control.", (page) => page.wrong],
+    + "this one token was the cause.", (page) => page.wrong],
+  [() => "H2O did not know what this token is worth. Can you write a score that does? The lab runs yours on twenty programs.", (page) => page.wrong],
 ];
+const MEND = 4; // the step at which the lost token can be protected
 
 export class Tour {
   /** `state` is what the page shows on the tour. */
@@ -28,9 +30,10 @@ export class Tour {
     this.back = button("Back", () => this.show(this.index - 1));
     this.next = button("Next", () => this.show(this.index + 1));
     this.mend = button("Protect the lost token and run again", () => this.protect());
+    this.write = button("Write your own score", () => { this.root.hidden = true; page.lab.root.scrollIntoView(); page.lab.field.focus({ preventScroll: true }); });
     const end = button("End the tour", () => { this.root.hidden = true; });
     this.root = element("section", { class: "pg-tour", "aria-label": "Tour", hidden: true }, this.text,
-      element("div", { class: "pg-row" }, this.back, this.next, this.mend, end));
+      element("div", { class: "pg-row" }, this.back, this.next, this.mend, this.write, end));
   }
 
   /** Show a step; the run that it speaks of is computed first. */
@@ -46,20 +49,21 @@ export class Tour {
     if (!block) return page.demonstrate(page.budget - page.prompt.length);
     page.go(block(page));
     page.reveal();
+    if (index >= MEND - 1 && page.narrow) page.left.text.follow(page.lost); // a phone shows few lines
   }
 
   tell(text) {
-    const last = this.index === STEPS.length - 1;
     this.text.replaceChildren(element("strong", {}, `${this.index + 1} of ${STEPS.length} `), text);
     this.back.disabled = this.index === 0;
-    this.next.hidden = last;
-    this.mend.hidden = !last || this.page.lost < 0;
+    this.write.hidden = this.index < STEPS.length - 1;
+    this.next.hidden = !this.write.hidden;
+    this.mend.hidden = this.index !== MEND || this.page.lost < 0;
   }
 
   async protect() {
     this.page.protect(this.page.lost);
     this.tell("The model runs again.");
     await this.page.compute();
-    if (this.index === STEPS.length - 1) this.tell(STEPS[this.index][0](this.page));
+    if (this.index === MEND) this.tell(STEPS[MEND][0](this.page));
   }
 }
