@@ -74,6 +74,14 @@ def test_no_two_packages_import_each_other(graph):
     assert mutual(graph) == set()
 
 
+def test_no_method_is_known_to_the_engine_the_kernels_or_the_recorder(graph):
+    places = ("kvlab.fast.engine.", "kvlab.fast.kernels.", "kvlab.reference.simulator.recorder")
+    importers = [name for name in graph if name.startswith(places)]
+    assert len(importers) > 20
+    for name in importers:
+        assert not [x for x in graph[name] if x.startswith("kvlab.reference.methods.")], name
+
+
 def test_pages_and_notebooks_do_not_import_the_command_line():
     for path in SCRIPTS:
         for name in imported(ast.parse(path.read_text())):
