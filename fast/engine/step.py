@@ -165,7 +165,7 @@ def finish(layers: Layers, groups: Sequence[Group] | None = None) -> None:
             survivors = apply(policy, seen, decision)
             if survivors is not None:
                 step.outputs = [survivors.to(step.outputs[0].dtype)]
-            if policy.ended(step.clock):
+            if policy.ended(step.blocks[-1].clock):
                 group.cache.release_state()
         if watch is not None and shown is not None:
             _show(watch, group.cache, step, *shown)
@@ -189,7 +189,7 @@ def _observe(group: Group) -> Observation | None:
     if group.waiting:
         group.catch_up()
     seen.attended = Attended.of_all(step.attended)
-    if not step.observed and policy.observes(step.clock):
+    if not step.observed and policy.observes(step.blocks[-1].clock):  # all layers' rows are alike
         policy.score.observe(group.cache.state, seen)
     return seen
 
