@@ -39,6 +39,7 @@ from kvlab.reference.policy import Entries as Entries
 from kvlab.reference.policy import EveryBlock as EveryBlock
 from kvlab.reference.policy import EveryDecode as EveryDecode
 from kvlab.reference.policy import EveryGenerated as EveryGenerated
+from kvlab.reference.policy import EveryGeneratedBeyond as EveryGeneratedBeyond
 from kvlab.reference.policy import EverySeenBeyond as EverySeenBeyond
 from kvlab.reference.policy import Full as Full
 from kvlab.reference.policy import Never as Never

@@ -238,6 +238,16 @@ class EverySeenBeyond(Periodic):
 
 
 @dataclass(frozen=True)
+class EveryGeneratedBeyond(EverySeenBeyond):
+    """The same, never in prefill."""
+
+    words = EverySeenBeyond.words + ", never in prefill"
+
+    def due(self, clock: Clock) -> bool:
+        return not clock.prefilling and super().due(clock)
+
+
+@dataclass(frozen=True)
 class EveryGenerated(Schedule):
     """At P + R, 2P + R, … generated tokens, for P = ``interval`` and R = ``selector``."""
 

@@ -1,6 +1,6 @@
 """Builders of small observations and streams, shared by the tests."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,19 @@ def asked_once(policy: Policy, weights, keys=None, **given) -> tuple[State, Obse
 def kept(policy: Policy, state: State, seen: Observation) -> list[int]:
     """Indices that stay in the first head."""
     return select(policy, state, seen).keep[0].tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Score):
+    """Draws that a test states."""
+
+    numbers: Array
+
+    def drawn(self, seen):
+        return {"noise": self.numbers}
+
+    def score(self, state, seen, candidates, room):
+        return self.numbers
 
 
 def stream(rng: np.random.Generator, G: int, rho: int, d: int, tokens: int):
