@@ -73,8 +73,6 @@ def budget_of(spec: str, budget: int = 12) -> int | None:
 DRAWING = ("nacl", "random", "random_attention", "vase")
 
 RANDOM = tuple(
-    spec
-    for spec in ALL + GRANULAR
-    if methods.base_name(spec) in DRAWING and "kv_heads" not in spec
+    spec for spec in ALL + GRANULAR if methods.base_name(spec) in DRAWING and "kv_heads" not in spec
 )
 """Methods that draw noise per head, which a permutation of the heads does not permute."""
