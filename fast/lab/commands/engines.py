@@ -1,6 +1,7 @@
 """``kvlab engines``: do engines keep what kvlab says that they keep?"""
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Annotated
 
 import numpy as np
@@ -24,6 +25,11 @@ COLUMNS = [
     AFTER_EVICTION,
     Column("verdict"),
 ]
+INSIDE = [
+    *(column for column in COLUMNS if column.heading != "specification"),
+    Column("reference", lambda row: row.get("reference"), ".1g"),
+]
+"""Columns of kvlab's methods inside an engine, which are their own specifications."""
 
 
 @app.command()
@@ -57,7 +63,7 @@ def check(
         Option(help="Specification to compare with, in place of the setting's own."),
     ] = None,
     budget: Annotated[
-        int | None, Option(help="Its budget in entries, for a worker of your own.")
+        int | None, Option(help="Its budget in entries, in place of the setting's own.")
     ] = None,
     plugin: Annotated[
         bool, Option("--plugin", help="vLLM evicts by kvlab's methods, 128 entries kept.")
@@ -75,6 +81,8 @@ def check(
     if plugin and engine != "vllm":
         raise ValueError(f"engine = {engine!r} with --plugin must be vllm")
     found = {each.name: each for each in agreement.SETTINGS.get(setup, (own,))}
+    if budget is not None:
+        found = {name: replace(each, budget=budget) for name, each in found.items()}
     names = [*map(str.strip, settings.split(";"))] if settings else list(found)
     for name in names:
         check_choice(found, settings=name)
@@ -89,20 +97,10 @@ def check(
         for number, setting in enumerate(found[name] for name in names):
             report(number, len(names), setting.name)
             spec = method or setting.spec
-
-            def figures_of(setting: agreement.Setting = setting, spec: str = spec) -> dict:
-                weights = agreement.weights_of(engine, setting)
-                model, _ = load(weights)
-                ids = setting.prompts(
-                    [[i % model.config.vocab_size for i in each] for each in passages]
-                )
-                asked = {"weights": str(weights), "prompts": ids, "tokens": tokens}
-                written = engines.generate(engine, {**asked, "settings": setting.options})
-                return agreement.compare(model, setting, spec, written)
-
+            work = partial(agreement.check, engine, setting, spec, passages, tokens, load)
             row = {"setting": setting.name, "specification": spec}
             try:
-                figures = steps.do((setting.name, setting.budget), figures_of)
+                figures = steps.do((setting.name, setting.budget), work)
                 rows.append({**row, **figures, "verdict": setting.verdict(figures)})
             except ChildProcessError as error:
                 if setting.differs is not None:
@@ -111,6 +109,7 @@ def check(
     if json:
         print_json(rows)
     else:
-        print_table(tabulate(rows, COLUMNS, words=2), f"{setup} and kvlab")
+        columns = INSIDE if plugin else COLUMNS
+        print_table(tabulate(rows, columns, words=2), f"{setup} and kvlab")
     if any(row["verdict"].startswith("WRONG") for row in rows):
         raise Exit(1)

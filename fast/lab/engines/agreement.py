@@ -3,18 +3,23 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvlab.fast.huggingface import compress
+from kvlab.fast.lab import engines
 from kvlab.fast.lab.engines import plugged, weights_for
 from kvlab.fast.lab.points import After, tokens_after
 from kvlab.fast.models import cache_directory, loading
 from kvlab.fast.vllm.settings import completed
 from kvlab.reference import methods
+from kvlab.reference.generate import advance, log_softmax, prefill
+from kvlab.reference.transformer import Transformer
 
 SMOLLM2 = "smollm2"
 
@@ -80,6 +85,8 @@ class Setting:
     counter: str | None = None
     """Counter of the engine, which says how often the thing happened that the setting is about."""
     tie: float = TIE
+    in_numpy: int = 0
+    """Prompts of which the NumPy reference reads the texts, too."""
 
     def verdict(self, figures: Mapping[str, Any]) -> str:
         """Say what the figures of `compare` mean; WRONG: they are not as expected."""
@@ -88,8 +95,8 @@ class Setting:
             return "measures nothing: no token comes after an eviction"
         if self.counter and not figures["counted"]:
             return f"measures nothing: {self.counter} is 0"
-        mean = figures["mean"]
-        same = figures["agreed"] == figures["tokens"] and (mean is None or mean <= self.within)
+        means = [figures.get(name) or 0 for name in ("mean", "reference")]
+        same = figures["agreed"] == figures["tokens"] and max(means) <= self.within
         verdict = "agrees" if same else "parts"
         return verdict if self.differs is None or same != self.differs else f"WRONG: {verdict}"
 
@@ -118,13 +125,19 @@ def _fp8(format: str) -> Setting:
     return Setting(f"cache in {format}", "full", None, {"kv_cache_dtype": format}, differs=None)
 
 
-def _plugged(method: str, budget: int = 128, told: str = "", **other: Any) -> Setting:
-    """Return kvlab's method inside vLLM; ``other`` is what the specification says otherwise."""
-    options = plugged(method, budget)
-    spec, kept = other.get("spec", completed(method, 32)), other.get("kept", budget)
-    return Setting(told or method, spec, kept, options, 1e-4, bool(other), prompts=unequal)
+def _plugged(method: str, how: str = "", **other: Any) -> Setting:
+    """Return kvlab's method inside vLLM, 128 entries kept, eight requests at once.
+
+    ``other`` is what the specification says otherwise, so that it must part.
+    """
+    options = {**plugged(method, 128), "max_num_seqs": 8, "one_by_one": how == ALONE}
+    expected: Any = {"spec": completed(method, 32), "budget": 128, "in_numpy": 0 if how else 2}
+    name = f"{method}, {how}" if how else method
+    how_far: Any = {"within": 1e-4, "differs": bool(other), "prompts": unequal}
+    return Setting(name, options=options, **expected | other | how_far)
 
 
+ALONE = "one by one"
 Q8, Q4 = "full@precision=q8_0", "full@precision=q4_0"
 SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     "openvino": (
@@ -170,8 +183,9 @@ SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     ),
     WITH_PLUGIN: (
         *map(_plugged, PLUGGED),
-        _plugged("h2o", told="h2o, control: budget 160", kept=160),
-        _plugged("h2o", told="h2o, control: pages of 64", spec="h2o@page=64,kv_heads=model"),
+        *(_plugged(method, ALONE) for method in ("tova", "caote:h2o")),
+        _plugged("h2o", "control: budget 160", budget=160),
+        _plugged("h2o", "control: pages of 64", spec="h2o@page=64,kv_heads=model"),
     ),
 }
 """What is checked of each engine."""
@@ -223,6 +237,26 @@ def load(weights: Path) -> tuple[Any, Any]:
     return torch.nn.Module.float(model), tokenizer
 
 
+def check(
+    engine: str,
+    setting: Setting,
+    spec: str,
+    passages: Prompts,
+    tokens: int,
+    load: Callable[[Path], tuple[Any, Any]] = load,
+) -> dict[str, Any]:
+    """Let an engine write after passages, and return the figures of `compare`, perhaps more."""
+    weights = weights_of(engine, setting)
+    model, _ = load(weights)
+    ids = setting.prompts([[i % model.config.vocab_size for i in each] for each in passages])
+    asked = {"weights": str(weights), "prompts": ids, "tokens": tokens}
+    text = engines.generate(engine, {**asked, "settings": setting.options})
+    figures = compare(model, setting, spec, text)
+    if setting.in_numpy:
+        figures["reference"] = difference_from_numpy(setting, spec, text)
+    return figures
+
+
 @torch.inference_mode()
 def compare(model: Any, setting: Setting, spec: str, text: Mapping[str, Any]) -> dict[str, Any]:
     """Read the engine's tokens under a specification, and rate each before it is read.
@@ -251,6 +285,19 @@ def compare(model: Any, setting: Setting, spec: str, text: Mapping[str, Any]) ->
     after = None if None in counts else After(sum(counts), wanted.numel(), "tokens")
     counted = text.get("counted", {}).get(setting.counter)
     return {**figures, "largest": largest, "after_eviction": after, "counted": counted}
+
+
+def difference_from_numpy(setting: Setting, spec: str, text: Mapping[str, Any]) -> float:
+    """Return the mean difference of log-probabilities of the first texts from the reference's."""
+    model = Transformer.from_directory(text["weights"])
+    policy, apart = methods.get(spec, setting.budget), []
+    texts = zip(text["prompts"], text["tokens"], text["log_probs"], strict=True)
+    for prompt, tokens, log_probs in islice(texts, setting.in_numpy):
+        logits, session = prefill(model, policy, prompt)
+        for token, log_prob in zip(tokens, log_probs, strict=True):
+            apart.append(abs(log_softmax(logits)[token] - log_prob))
+            (logits,), session = advance(session, [token])
+    return float(np.mean(apart))
 
 
 def _rated(
