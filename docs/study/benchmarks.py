@@ -1,13 +1,20 @@
-"""What benchmarks measured: tables, commands, machines and versions of each result."""
+"""What benchmarks measured: tables, commands, machines and versions of each result.
+
+    python -m study.benchmarks docs
+
+draws the throughput of vLLM, ``images/vllm.svg``.
+"""
 
 import json
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.benchmarks.results import Result
+from kvlab.fast.lab.drawing import INK, Picture, canvas, finish
 from kvlab.fast.lab.reports import Block, Code, Heading, Text
 from kvlab.fast.lab.tables import Column, counted, percent, tabulate
 from study.stored import RESULTS
@@ -206,10 +213,70 @@ def end_to_end(result: Result) -> Iterator[Block]:
     yield tabulate(result["equal_memory"], DECODED)
 
 
+# --- vLLM -----------------------------------------------------------------------------------------
+
+SERVED = (
+    Column("memory", "share", percent),
+    Column("method"),
+    Column("tokens/s", lambda each: speed(each["tokens_per_second"])),
+    Column("by the clock", lambda each: speed(each["tokens_per_second_by_the_clock"])),
+    Column("of full", "times_full", percent),
+    Column("requests at once", "at_once"),
+    Column("preempted"),
+    Column("blocks evicted", lambda each: each["blocks"].get("evicted")),
+    Column("freed", lambda each: each["blocks"].get("freed")),
+    Column("accepted", lambda each: each["accepted"], percent),
+)
+VLLM = "vllm-cpu.json"
+
+
+def served(result: Result) -> Iterator[Block]:
+    """Yield what vLLM writes in a second, by the memory that it has."""
+    asked = result["parameters"]
+    yield Text(
+        f"{asked['requests']} requests at once, each writes {asked['written']} tokens. The memory "
+        "is what all need together, a half, and a quarter; methods keep a quarter of a request. "
+        "Speeds are of CPU time; “of full” compares with the full cache at the same memory in the "
+        f"same round, the median of {counted(asked['rounds'], 'round')}. “accepted” is the share "
+        "of the tokens written that the full cache finds likeliest, after the same tokens."
+    )
+    for length, rows in result["pools"].items():
+        yield Heading(f"Prompts of {int(length):,} tokens", 3)
+        yield tabulate(rows, SERVED)
+
+
+def throughput(result: Result) -> Picture:
+    """Draw tokens per second over the memory, a curve per method, beside the full cache's."""
+    pools = result["pools"]
+    shares = sorted({each["share"] for rows in pools.values() for each in rows})
+    figure, every = canvas(columns=len(pools))
+    for axes, (length, rows) in zip(every, pools.items(), strict=True):
+        for method in dict.fromkeys(each["method"] for each in rows):
+            found = {x["share"]: x["tokens_per_second"] for x in rows if x["method"] == method}
+            if len(found) == len(shares):
+                full = {"color": INK, "linewidth": 2} if method.startswith("full") else {}
+                label, _, _ = method.partition("@" if "@" in method else ",")
+                axes.plot(shares, [found[x] for x in shares], "o-", label=label, **full)
+        axes.set(title=f"prompts of {int(length):,} tokens", xlabel="memory, of what all need")
+        axes.set(xticks=shares, xticklabels=map(percent, shares), ylim=(0, None))
+    every[0].set_ylabel("tokens per second of CPU time")
+    return finish(
+        figure,
+        "Tokens per second that vLLM writes over the memory that it has: the full cache loses as "
+        "memory shrinks, methods that evict blocks lose less.",
+        "below",
+    )
+
+
 LAYOUTS: Mapping[str, tuple[str, Callable[[Result], Iterator[Block]]]] = {
     "parts": ("Decoding speed", decoding),
     "lengths": ("Engines that people deploy", deployed),
     "copy_bytes_per_second": ("Kernels", kernels),
     "equal_memory": ("A whole model", end_to_end),
+    "pools": ("vLLM with kvlab inside", served),
 }
 """Headings and contents, by the key of a result that only this benchmark writes."""
+
+
+if __name__ == "__main__":
+    throughput(results()[VLLM]).save(Path(sys.argv[1]) / "images" / "vllm.svg")

@@ -108,13 +108,10 @@ class EvictingManager(FullAttentionManager):
         used = self.block_pool.num_gpu_blocks - 1 - self.block_pool.get_num_free_blocks()
         return max(needed, own.reserved + sum(running) - used)
 
-    def _held(self, request_id: str) -> int:
-        return sum(block is not self._null_block for block in self.req_to_blocks[request_id])
-
     def allocate_new_blocks(self, request_id: str, *args: Any, **given: Any) -> list:
         new = super().allocate_new_blocks(request_id, *args, **given)
-        account = self.accounts[request_id]
-        account.most = max(account.most, self._held(request_id))
+        account, blocks = self.accounts[request_id], self.req_to_blocks[request_id]
+        account.most = max(account.most, sum(block is not self._null_block for block in blocks))
         return new
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **given: Any) -> None:

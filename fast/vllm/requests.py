@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvlab.fast.engine.cache import BatchClock, LayerCache
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
@@ -310,7 +311,7 @@ class Turn:
         )
         rows = policy.reads(clock)
         if rows == "all" and not policy.on_host:
-            for part in parts(seen.queries, len(cache)):
+            for part in parts(seen.queries, 4 * len(cache)):  # as large as the allocator reuses
                 seen.attended = self.attention(seen, part)
                 policy.score.observe(cache.state, seen.part(part, seen.attended))
             return seen
@@ -322,10 +323,14 @@ class Turn:
         return seen
 
     def attention(self, seen: Observation, rows: slice) -> Attended:
-        """Return what some of the queries pay every entry."""
-        queries, positions = seen.queries[:, :, :, rows], seen.query_positions[:, rows]
-        products = logits(queries, seen.keys, self.softcap)
-        return Attended(softmax(products, visible(positions, seen.positions)))
+        """Return what some of the queries, which are those of the last entries, pay every entry."""
+        first, stop, _ = rows.indices(seen.queries.shape[3])
+        later = seen.queries.shape[3] - stop
+        read = slice(seen.keys.shape[2] - later)
+        own = seen.positions[:, :, read][:, :, first - stop :]
+        products = logits(seen.queries[:, :, :, rows], seen.keys[:, :, read], self.softcap)
+        paid = softmax(products, visible(seen.query_positions[:, rows], own))
+        return Attended(pad(paid, (0, later)))
 
     def decide(self, every: list[Observation]) -> None:
         """Decide in all layers together, and evict."""
@@ -337,7 +342,6 @@ class Turn:
             if lowest is not None and lowest.isnan().any():
                 raise ValueError(f"scores must not be NaN: {self.settings.method} gave one")
         stay = set((every[0].cache.positions[0, 0] // block).tolist())
-        before = self.request.kept(place.seen, block)
-        evicted = tuple(number for number in before if number not in stay)
+        evicted = tuple(n for n in self.request.kept(place.seen, block) if n not in stay)
         self.request.evicted.update(evicted)
         self.requests.evictions.append((place.request_id, place.turn, evicted))

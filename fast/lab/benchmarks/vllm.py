@@ -2,32 +2,45 @@
 
     python -m kvlab.fast.lab.benchmarks.vllm --out result.json
 
-All requests come at once; each has a random prompt. Pools of blocks are shares of what all need
+All requests come at once; each is a passage of a novel. Pools of blocks are shares of what all need
 together. Methods keep a quarter of a request. Every row is a process of its own, with one thread;
-loading the model is not counted. Speeds are of CPU time, and by the clock.
+loading the model is not counted. Rounds measure all rows in turn; speeds are of CPU time, and by
+the clock. ``accepted`` is the share of what a method wrote that the full cache finds likeliest,
+after the same tokens.
 """
 
+import statistics
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import typer
 from transformers import AutoConfig
 
 from kvlab.fast.lab import engines
-from kvlab.fast.lab.benchmarks.results import Out, measuring, write
-from kvlab.fast.lab.benchmarks.workload import VOCABULARY, Run, drawn
+from kvlab.fast.lab.benchmarks.results import Once, Out, measuring, write
+from kvlab.fast.lab.benchmarks.workload import VOCABULARY, Run, drawn, fetched
 from kvlab.fast.models import model_location
+from kvlab.reference.tasks import english
+from kvlab.reference.transformer import load_tokenizer
 
-SCHEMA = 1
+SCHEMA = 2
 BLOCK = 32
 SHARES = (1.0, 0.5, 0.25)
-METHODS = ("streaming_llm@protected=first4", "tova", "h2o", "caote:h2o")
+METHODS = ("streaming_llm@protected=first4", "random:h2o", "tova", "h2o", "caote:h2o")
+"""One of them is the control: random eviction that protects what H2O protects."""
 WITHOUT, INSTALLED = "full, without the plug-in", "full, the plug-in not configured"
+KEPT = ("at_once", "preempted", "blocks", "version")
+"""What a row keeps of what vLLM's worker tells, besides its times."""
 
 
-def _rows() -> Iterator[tuple[float, str]]:
+def rows() -> Iterator[tuple[float, str]]:
+    """Yield shares of the memory, and what runs in it."""
     for share in SHARES:
         yield share, WITHOUT
         if share == 1:
@@ -35,55 +48,120 @@ def _rows() -> Iterator[tuple[float, str]]:
         yield from ((share, method) for method in METHODS)
 
 
-def _settings(run: Run, share: float, method: str) -> dict[str, Any]:
-    """Return the settings of vLLM's worker; one block is vLLM's own."""
-    needed = run.batch * -(-(run.prompt + run.tokens) // BLOCK)
-    settings: dict[str, Any] = {
-        "block_size": BLOCK,
-        "enable_prefix_caching": True,
-        "max_num_seqs": run.batch,
-        "num_gpu_blocks_override": int(needed * share) + 1,
-        "without_plugin": method == WITHOUT,
+@dataclass(frozen=True)
+class Served:
+    """Requests of one length, and the model that answers them."""
+
+    location: Path
+    run: Run
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        """Passages; random tokens for a model without a tokenizer."""
+        length = self.run.prompt
+        if not (self.location / "tokenizer.json").is_file():
+            known = AutoConfig.from_pretrained(self.location).vocab_size
+            return drawn(self.run, min(VOCABULARY, known)).tolist()
+        encode = load_tokenizer(self.location).encode
+        seeds = map(np.random.default_rng, range(self.run.batch))
+        return [encode(english.passage(seed, length + 100)).ids[:length] for seed in seeds]
+
+    def written(self, share: float, method: str) -> dict[str, Any]:
+        """Let vLLM answer all; one block of its pool is its own."""
+        length = self.run.prompt + self.run.tokens
+        needed = self.run.batch * -(-length // BLOCK)
+        settings: dict[str, Any] = {
+            "block_size": BLOCK,
+            "enable_prefix_caching": True,
+            "max_num_seqs": self.run.batch,
+            "num_gpu_blocks_override": int(needed * share) + 1,
+            "without_plugin": method == WITHOUT,
+        }
+        if method in METHODS:
+            settings |= engines.plugged(method, length // 4)
+        asked = {"weights": str(self.location), "prompts": self.prompts, "tokens": self.run.tokens}
+        return engines.generate("vllm", {**asked, "settings": settings, "timed": True})
+
+    @cached_property
+    def model(self) -> Any:
+        """The model in transformers."""
+        return fetched(str(self.location))
+
+    @torch.inference_mode()
+    def accepted(self, texts: Sequence[Sequence[int]]) -> float:
+        """Return the share of the tokens of texts that the full cache finds likeliest."""
+        right = []
+        for prompt, text in zip(self.prompts, texts, strict=True):
+            logits = self.model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+            right.append((logits.argmax(dim=-1) == torch.tensor(text)).float().mean())
+        return float(torch.stack(right).mean())
+
+
+def measured(served: Served, rounds: int, once: Once) -> list[dict[str, Any]]:
+    """Return what was measured of every row, in so many rounds."""
+    found: dict[tuple[float, str], list[dict[str, Any]]] = {row: [] for row in rows()}
+    for number, (share, method) in ((n, row) for n in range(rounds) for row in found):
+        name = f"{method} at {share} of the memory, {served.run.prompt} tokens, round {number + 1}"
+        work = partial(served.written, share, method)
+        found[share, method].append(once(name, work))
+    accepted = {}
+    for share, method in found:
+        if method in METHODS and method not in accepted:
+            work = partial(served.accepted, found[share, method][0]["tokens"])
+            accepted[method] = once(f"{method}, {served.run.prompt} tokens, accepted", work)
+    tokens = served.run.batch * served.run.tokens
+    full = {share: seconds_of(found[share, WITHOUT])[0] for share in SHARES}
+    return [
+        {
+            "share": share,
+            "method": method,
+            **speeds(tokens, *seconds_of(each), full[share]),
+            "accepted": accepted.get(method),
+            **{name: each[0][name] for name in KEPT},
+        }
+        for (share, method), each in found.items()
+    ]
+
+
+def seconds_of(rounds: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Return seconds of CPU time and by the clock, of every round."""
+    times = [np.subtract(*reversed(each["times"])) for each in rounds]
+    cpu, wall = np.array(times).T.tolist()
+    return cpu, wall
+
+
+def speeds(
+    tokens: int, cpu: Sequence[float], wall: Sequence[float], full: Sequence[float]
+) -> dict[str, Any]:
+    """Return the seconds with medians of what follows; ``full``: those of the full cache."""
+    pairs = zip(full, cpu, strict=True)
+    return {
+        "cpu_seconds": cpu,
+        "seconds": wall,
+        "tokens_per_second": tokens / statistics.median(cpu),
+        "tokens_per_second_by_the_clock": tokens / statistics.median(wall),
+        "times_full": statistics.median(its / mine for its, mine in pairs),
     }
-    if method in METHODS:
-        settings |= engines.plugged(method, (run.prompt + run.tokens) // 4)
-    return settings
-
-
-def _measured(model: str, run: Run, share: float, method: str) -> dict[str, Any]:
-    known = min(VOCABULARY, AutoConfig.from_pretrained(model).vocab_size)
-    asked = {"weights": model, "prompts": drawn(run, known).tolist(), "tokens": run.tokens}
-    asked |= {"settings": _settings(run, share, method), "timed": True}
-    found = engines.generate("vllm", asked)
-    cpu, wall = (after - before for before, after in zip(*found["times"], strict=True))
-    row = {"share": share, "method": method, "cpu_seconds": cpu, "seconds": wall}
-    for name, seconds in (("of_cpu_time", cpu), ("by_the_clock", wall)):
-        row[f"requests_per_second_{name}"] = run.batch / seconds
-        row[f"tokens_per_second_{name}"] = run.batch * run.tokens / seconds
-    return row | {name: found[name] for name in ("preempted", "at_once", "version")}
 
 
 def main(
     model: str = "smollm2",
-    requests: int = 12,
-    prompt: int = 256,
+    requests: int = 8,
+    prompts: str = "256,1024",
     written: int = 256,
+    rounds: int = 2,
     out: Out = None,
 ) -> None:
-    """Measure so many requests of one length."""
+    """Measure so many requests of each of these lengths."""
     engines.launch("vllm")
-    location = model_location(model)
-    run, rows = Run(prompt, written, requests), list(_rows())
-    asked = {"model": model, "requests": requests, "prompt": prompt, "written": written}
-    with measuring(out, asked, "cpu", len(rows)) as once:
-        found = [
-            once(
-                f"{method} at {share} of the memory",
-                partial(_measured, location, run, share, method),
-            )
-            for share, method in rows
-        ]
-        write(SCHEMA, "cpu", {"parameters": asked, "block": BLOCK, "rows": found}, out)
+    location = Path(model_location(model))
+    served = [Served(location, Run(int(each), written, requests)) for each in prompts.split(",")]
+    asked = {"model": model, "requests": requests, "prompts": prompts, "written": written}
+    asked |= {"rounds": rounds}
+    total = len(served) * (rounds * len(list(rows())) + len(METHODS))
+    with measuring(out, asked, "cpu", total) as once:
+        pools = {each.run.prompt: measured(each, rounds, once) for each in served}
+        write(SCHEMA, "cpu", {"parameters": asked, "block": BLOCK, "pools": pools}, out)
 
 
 if __name__ == "__main__":

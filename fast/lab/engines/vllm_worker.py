@@ -2,8 +2,8 @@
 
 ``one_by_one``: each prompt is sent when the one before is answered. ``without_plugin``: vLLM loads
 no plug-in. To what a worker writes it adds vLLM's ``version``, how many requests ran ``at_once`` at
-most and how often one was ``preempted``; and, unless it is ``timed``, ``counted``: how often vLLM's
-counters say that something happened.
+most, how often one was ``preempted``, and the ``blocks`` that the plug-in evicted and freed; and,
+unless it is ``timed``, ``counted``: how often vLLM's counters say that something happened.
 """
 
 import json
@@ -58,6 +58,7 @@ def main() -> None:
     found = {"tokens": [[*answer.token_ids] for answer in written], "times": times}
     found |= {"version": __version__, "at_once": at_once}
     found["preempted"] = sum(each.num_preemptions for each in requests.values())
+    found["blocks"] = getattr(getattr(scheduler.connector, "counted", None), "data", {})
     if not timed:
         found["log_probs"] = [
             [
