@@ -9,7 +9,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Else every process of the tests compiles kvlab and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-all real test test-all check gpu format lint types unit notebooks playground docs pages serve release clean
+.PHONY: help demo demo-all real test test-all check gpu vllm format lint types unit notebooks playground docs pages serve release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -48,6 +48,12 @@ gpu:  ## on a GPU, with PYTHON=... that has kvlab and CUDA: kernels tested, sani
 	  $(PYTHON) -m kvlab.fast.lab.benchmarks.kernels --small
 	$(PYTHON) -m kvlab.fast.lab.benchmarks.kernels --out kernels-gpu.json
 	$(PYTHON) -m kvlab.fast.lab.benchmarks.end_to_end --out end-to-end-gpu.json
+
+vllm: .venv/dev  ## install vLLM for CPUs, test kvlab inside it, and compare what it writes with kvlab
+	test -x "$$($(BIN)/python -c 'from kvlab.fast.lab.engines import python; print(python("vllm"))')" || \
+	  $(BIN)/kvlab engines install vllm
+	$(BIN)/python -m pytest tests/vllm -m "slow or not slow"
+	$(BIN)/kvlab engines check vllm --plugin $(ARGS)
 
 format: .venv/dev  ## rewrite the sources as the linter wants them
 	$(BIN)/ruff format .

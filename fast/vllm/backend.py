@@ -40,6 +40,8 @@ class Observed:
         for name in ("alibi_slopes", "sinks"):
             if getattr(self, name, None) is not None:
                 raise UnsupportedError(f"kvlab: no score reads attention with {name}")
+        if getattr(self, "sliding_window", None) not in (None, -1, (-1, -1)):
+            raise UnsupportedError("kvlab: every layer must have full attention, not of a window")
 
     def forward(self, layer: Any, query: Any, *given: Any, **named: Any) -> Any:
         """Attend to the kept blocks, and note the queries."""

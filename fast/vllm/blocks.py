@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.kernels.notation import Vectors
@@ -51,15 +51,10 @@ class Layout:
         self, caches: Sequence[Tensor], ids: Int[Tensor, " blocks"], tokens: int
     ) -> tuple[Vectors, Vectors]:
         """Return keys and values of the first ``tokens`` of some blocks, for all layers."""
-        keys, values = [], []
+        keys, values, (_, G, d) = [], [], self.shape
         for cache in caches:
             blocks = cache.flatten(1).index_select(0, ids)
             for found, places in ((keys, self.keys), (values, self.values)):
-                found.append(self._in_order(blocks.index_select(1, places), tokens))
+                numbers = blocks.index_select(1, places).view(-1, G, d)
+                found.append(numbers[:tokens].transpose(0, 1))
         return torch.stack(keys), torch.stack(values)
-
-    def _in_order(
-        self, numbers: Float[Tensor, "blocks numbers"], tokens: int
-    ) -> Float[Tensor, "G n d"]:
-        _, G, d = self.shape
-        return numbers.view(-1, G, d)[:tokens].transpose(0, 1)

@@ -7,7 +7,6 @@ from typing import Any
 
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1"
 MANAGER = "vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager"
-BACKEND = "vllm.v1.attention.backend.AttentionBackend"
 
 POINTS = {
     "vllm.v1.attention.backends.registry.register_backend": "backend class_path",
@@ -15,7 +14,8 @@ POINTS = {
     "vllm.v1.kv_cache_interface.FullAttentionSpec.merge": "specs",
     "vllm.v1.core.block_pool.BlockPool.free_blocks": "ordered_blocks",
     "vllm.v1.attention.backend.CommonAttentionMetadata.replace": "kwargs",
-    f"{BACKEND}.customize_spec": "spec",
+    "vllm.v1.attention.backend.AttentionBackend.customize_spec": "spec",
+    "vllm.distributed.tensor_model_parallel_all_gather": "input_ dim",
     f"{MANAGER}.find_longest_cache_hit": "block_hashes kv_cache_group_ids kv_cache_spec",
     f"{MANAGER}.get_num_blocks_to_allocate": "request_id num_tokens new_computed_blocks",
     f"{MANAGER}.allocate_new_blocks": "request_id num_tokens",

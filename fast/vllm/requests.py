@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
+from vllm.distributed import tensor_model_parallel_all_gather as all_gather
 
 from kvlab.fast.engine.cache import BatchClock, LayerCache
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
@@ -215,7 +216,7 @@ class Turn:
         ids = self.table[torch.tensor(kept, device=self.table.device)].long()
         caches = [self.requests.caches[name] for name in layers]
         keys, values = layout.read(caches, ids, len(positions))
-        queries = self.queries(keys)
+        keys, values, queries = (all_gather(x, dim=1) for x in (keys, values, self.queries(keys)))
         size = len(layers) if self.policy.is_plain else 1
         groups = [slice(first, first + size) for first in range(0, len(layers), size)]
         remembered = self.request.layers or [({}, {})] * len(groups)

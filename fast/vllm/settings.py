@@ -139,17 +139,17 @@ def refusals(config: Any) -> Iterator[str]:
         yield f"what is evicted reaches the scheduler through a connector, which needs {FLAG}"
     if config.speculative_config is not None:
         yield "speculative decoding takes tokens back, and evicted blocks do not come back"
-    for kind in ("tensor", "pipeline", "data", "decode_context", "prefill_context"):
+    if model.get_total_num_kv_heads() % parallel.tensor_parallel_size:
+        yield f"tensor_parallel_size = {parallel.tensor_parallel_size} must divide the KV heads"
+    for kind in ("pipeline", "data", "decode_context", "prefill_context"):
         if getattr(parallel, f"{kind}_parallel_size", 1) > 1:
             yield f"{kind}_parallel_size must be 1: a decision needs all layers, heads and entries"
     if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
         yield f"kv_cache_dtype = {cache.cache_dtype!r} must be auto, or 16 or 32 bits wide"
     if model.use_mla:
         yield f"{model.model} has MLA, whose latent vectors no score reads"
-    if model.is_hybrid or model.is_encoder_decoder:
-        yield f"{model.model} must have attention layers alone, in a decoder"
-    if model.runner_type != "generate":
-        yield f"{model.model} does not write text"
+    if model.is_hybrid or model.is_encoder_decoder or model.runner_type != "generate":
+        yield f"{model.model} must have attention layers alone, in a decoder that writes text"
     graphs = getattr(config.compilation_config.cudagraph_mode, "name", "NONE")
     if config.device_config.device_type != "cpu" and graphs != "NONE":
         yield "CUDA graphs were never tried: --enforce-eager"

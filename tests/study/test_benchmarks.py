@@ -2,7 +2,7 @@
 
 from kvlab.fast.lab.reports import Code, Text
 from kvlab.fast.lab.tables import Table
-from study.benchmarks import result_blocks, results
+from study.benchmarks import result_blocks, results, served, throughput
 
 
 def cells(blocks):
@@ -49,3 +49,22 @@ def test_kernels_are_set_beside_copying_and_their_rival():
     text = " ".join(block.text for block in found if isinstance(block, Text))
     assert "Batch 32, 65,536 entries" in text and "after keep sets" in text
     assert "Each kernel runs alone." in text
+
+
+def test_what_vllm_serves_is_set_beside_the_full_cache_and_drawn():
+    def row(method, share, speed, **more):
+        found = {"tokens_per_second": speed, "tokens_per_second_by_the_clock": speed / 2}
+        found |= {"times_full": 1.75, "at_once": 6, "preempted": 0, "blocks": {}, "accepted": None}
+        return {"method": method, "share": share, **found, **more}
+
+    blocks = {"blocks": {"evicted": 80, "freed": 79}, "accepted": 0.5}
+    pools = [row("full, without the plug-in", share, 10 * share) for share in (1.0, 0.25)]
+    pools += [row("tova", share, 9.0, **blocks) for share in (1.0, 0.25)]
+    pools += [row("full, the plug-in not configured", 1.0, 10.0)]
+    result = {"pools": {"1024": pools}, "parameters": {"requests": 8, "written": 256, "rounds": 3}}
+    found = cells(served(result))
+    quarter = ["25 %", "tova", "9.0", "4.5", "175 %", "6", "0", "80", "79", "50 %"]
+    assert found[30:40] == quarter and found[7:10] == ["–", "–", "–"]
+    drawn = throughput(result).svg
+    assert all(text in drawn for text in ("prompts of 1,024 tokens", ">tova<", ">25 %<"))
+    assert "not configured" not in drawn  # it was measured with all of the memory alone

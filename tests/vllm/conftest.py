@@ -49,11 +49,11 @@ class Driver:
             env=environment,
         )
 
-    def run(self, kvlab, events, **engine) -> dict:
+    def run(self, kvlab, events, model=None, **engine) -> dict:
         """Let an engine take events, and return what was found."""
-        told = {"model": self.model, "engine": BLOCKS | engine, "kvlab": kvlab, "events": events}
+        told = {"model": model or self.model, "engine": BLOCKS | engine, "kvlab": kvlab}
         assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(told), file=self.process.stdin, flush=True)
+        print(json.dumps({**told, "events": events}), file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith("kvlab found "):
                 return json.loads(line.removeprefix("kvlab found "))

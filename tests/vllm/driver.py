@@ -64,8 +64,10 @@ class Engine:
 
     def listen(self) -> None:
         """Note what the worker evicts, and when."""
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
+        if not has_kv_transfer_group():
+            return  # workers are processes of their own
         requests = get_kv_transfer_group().requests
         end = requests.end
 

@@ -104,6 +104,21 @@ def test_without_configuration_the_full_cache_writes_and_nothing_is_logged(drive
     assert found["texts"]["r0/0"]["tokens"] == tokens and found["log"] == []
 
 
+@SLOW
+@pytest.mark.parametrize("method", ["caote:h2o@recent=16", "tova"])
+def test_two_ranks_write_and_evict_what_one_does(driver, method):
+    """Each of two processes has one of the KV heads, and its queries."""
+    events = [*arriving(texts(50, 130, 96)), ["drain"]]
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    one, two = driver.run(asked(method), events), driver.run(asked(method), events, **ranks)
+    assert "error" not in two, two["trace"]
+    summaries = [sorted(line.rpartition(":")[2] for line in each["log"]) for each in (one, two)]
+    assert summaries[0] == summaries[1] and "evicted" in summaries[0][0]
+    for name, text in one["texts"].items():
+        assert two["texts"][name]["tokens"] == text["tokens"]
+        assert two["texts"][name]["logp"] == pytest.approx(text["logp"], abs=LOG_PROBABILITY)
+
+
 REFUSED = [
     (asked("tova", 63), {}, "two pages of 32"),
     (asked("tova@page=16"), {}, "page = 16 of tova"),

@@ -176,7 +176,7 @@ SETTINGS: Mapping[str, tuple[Setting, ...]] = {
         ),
         _vllm("pool of 24 blocks", "vllm:num_preemptions", num_gpu_blocks_override=24),
         Setting("bfloat16", "full", None, {"dtype": "bfloat16"}, 0.03, tie=0.15),
-        Setting("sliding window and softcap", "full", None, {}, 0.005, model="gemma2"),
+        Setting("sliding window and softcap", "full", model="gemma2"),
         Setting("sliding window and sinks", "full", model="gpt_oss"),
         _fp8("fp8_e4m3"),
         _fp8("fp8_e5m2"),
@@ -230,7 +230,9 @@ def weights_of(engine: str, setting: Setting) -> Path:
 def load(weights: Path) -> tuple[Any, Any]:
     """Load what the engine reads, in float32, and its tokenizer; a random model has none."""
     if weights.is_dir() and not (weights / "tokenizer.json").is_file():
-        return AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval(), None
+        how: Any = {"attn_implementation": "eager"}  # Transformers' others skip the softcap
+        model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32, **how)
+        return model.eval(), None
     if weights.is_dir():
         return loading.load(str(weights), "float32", "cpu")
     model, tokenizer = loading.load_gguf(weights)

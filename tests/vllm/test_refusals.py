@@ -1,0 +1,126 @@
+"""What kvlab cannot do inside vLLM is refused by name, before any weights are read."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from test_texts import asked
+from transformers import AutoConfig
+
+from kvlab.fast.vllm import points, register
+from kvlab.fast.vllm.settings import UnsupportedError, settings_of
+
+WITH = {
+    "model_config.model": "some model",
+    "model_config.max_model_len": 512,
+    "model_config.runner_type": "generate",
+    "model_config.use_mla": False,
+    "model_config.is_hybrid": False,
+    "model_config.is_encoder_decoder": False,
+    "parallel_config.tensor_parallel_size": 2,
+    "model_config.get_total_num_kv_heads": lambda: 4,
+    "cache_config.cache_dtype": "auto",
+    "cache_config.block_size": 32,
+    "device_config.device_type": "cpu",
+    "compilation_config.cudagraph_mode": SimpleNamespace(name="FULL"),
+    "scheduler_config.async_scheduling": True,
+    "kv_transfer_config.kv_connector": "KvlabConnector",
+    "speculative_config": None,
+    "additional_config": {"kvlab": {"method": "tova", "budget": 96}},
+}
+"""What kvlab reads of vLLM's configuration, as it may be."""
+
+
+def configured(**change):
+    """Return such a configuration, and what differs in it."""
+    config = SimpleNamespace()
+    for path, value in {**WITH, **change}.items():
+        part, _, name = path.partition(".")
+        if name:
+            vars(config).setdefault(part, SimpleNamespace())
+            setattr(getattr(config, part), name, value)
+        else:
+            setattr(config, part, value)
+    return config
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """A version of vLLM in which nothing has moved."""
+    monkeypatch.setattr(points, "check", lambda: None)
+
+
+@pytest.mark.usefixtures("known")
+def test_what_is_configured_otherwise_is_taken():
+    found = settings_of(configured())
+    assert found is not None
+    assert (found.method, found.blocks, found.in_flight) == ("tova@page=32,kv_heads=model", 3, 1)
+    assert settings_of(configured(additional_config={})) is None
+
+
+PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"speculative_config": object()}, "speculative decoding takes tokens back"),
+        ({"model_config.use_mla": True}, "some model has MLA"),
+        ({"model_config.is_hybrid": True}, "some model must have attention layers alone"),
+        ({"model_config.is_encoder_decoder": True}, "must have attention layers alone"),
+        ({"model_config.runner_type": "pooling"}, "in a decoder that writes text"),
+        ({"cache_config.cache_dtype": "fp8_e5m2"}, "kv_cache_dtype = 'fp8_e5m2'"),
+        ({"device_config.device_type": "cuda"}, "CUDA graphs were never tried"),
+        ({"kv_transfer_config.kv_connector": "Other"}, "which needs --kv-transfer-config"),
+        ({"parallel_config.tensor_parallel_size": 8}, "= 8 must divide the KV heads"),
+        *(
+            ({f"parallel_config.{kind}_parallel_size": 2}, f"{kind}_parallel_size must be 1")
+            for kind in PARALLEL
+        ),
+    ],
+)
+def test_a_configuration_is_refused_by_name(change, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        settings_of(configured(**change))
+
+
+@pytest.mark.parametrize(
+    ("point", "says"),
+    [("json.dumps", "json.dumps takes no ratio"), ("json.nothing.here", "is gone")],
+)
+def test_a_point_that_has_moved_is_refused_by_name(monkeypatch, point, says):
+    monkeypatch.setattr(points, "POINTS", {point: "obj ratio"})
+    points.check.cache_clear()
+    with pytest.raises(points.UnknownVersionError, match=says):
+        settings_of(configured())
+
+
+def test_a_version_without_the_first_points_says_so_at_start(caplog, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
+    with caplog.at_level(logging.WARNING):
+        register()
+    assert "kvlab does not know this version of vLLM" in caplog.text
+
+
+SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "options", "reason"),
+    [
+        ("gpt_oss", "GptOss", {"head_dim": 32}, "no score reads attention with sinks"),
+        ("bloom", "Bloom", {"n_head": 2, "n_layer": 2}, "attention with alibi_slopes"),
+        ("gemma2", "Gemma2", {"head_dim": 32, "sliding_window": 40}, "not of a window"),
+    ],
+)
+def test_a_model_is_refused_before_its_weights_are_read(
+    driver, tmp_path, architecture, name, options, reason
+):
+    """There are none: the folder has a configuration alone."""
+    config = AutoConfig.for_model(architecture, **SIZES, **options)
+    config.architectures = [f"{name}ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    found = driver.run(asked("tova"), [], model=str(tmp_path))
+    assert reason in found["error"], found
