@@ -62,6 +62,7 @@ def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     text = {"prompts": PROMPTS.tolist(), "tokens": greedy.tolist()}
     found = agreement.compare(model, full, "full", text)
     assert (found["agreed"], found["gap"], full.verdict(found)) == (12, 0, "agrees")
+    assert full.verdict({**found, "reference": 0.01}) == "WRONG: parts"
     text["tokens"][1][2] += 1
     found = agreement.compare(model, full, "full", {**text, "log_probs": [[0.0] * 6] * 2})
     assert [found[name] for name in ("agreed", "prompt", "step")] == [6 + 2, 1, 2]
