@@ -73,6 +73,15 @@ def test_every_command_line_of_the_readme_runs(clone):
     assert (clone / "run.html").stat().st_size > 10_000
 
 
+def test_the_readme_is_short_and_its_python_runs(capsys):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.split()) < 400
+    (code,) = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
+    exec(code, {})
+    entries, size = re.fullmatch(r"(\d+) entries, (\d+) bytes\n", capsys.readouterr().out).groups()
+    assert int(entries) == 64 and int(size) > 0
+
+
 # --- what is missing -----------------------------------------------------------------------------
 
 

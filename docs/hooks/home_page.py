@@ -136,7 +136,7 @@ def played() -> str:
 
 def still(spec: str) -> str:
     """Show, without scripts, a picture in the place of the frame."""
-    hidden = "<style>.md-typeset iframe.kvlab-frame, .kvlab-plays { display: none }</style>"
+    hidden = "<style>.md-typeset iframe.kvlab-frame { display: none }</style>"
     return (
         f"<noscript>{hidden}<p>Scripts are switched off, so nothing plays. The picture has what "
         f"<code>{spec}</code> keeps of another text: a row is a token, a column a step, and grey "
@@ -152,9 +152,7 @@ def told(page: Played) -> str:
         ", ".join(f"`{row.method}`" for row in rows if row.solved is solved) or "none"
         for solved in (True, False)
     )
-    free = " and ".join(f"`{row.method}`" for row in rows if row.budget is None)
     return (
-        f"{page.text} The budget is {budget} entries, {page.budget.replace('%', ' %')} of what the "
-        f"full cache holds in the end{f'; {free} take none' if free else ''}. On this one text the "
-        f"answer is right under {right}, and wrong under {wrong}."
+        f"{page.text} Budget: {budget} entries ({page.budget.replace('%', ' %')}). The answer is "
+        f"right under {right}, and wrong under {wrong}."
     )

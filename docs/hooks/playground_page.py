@@ -29,7 +29,7 @@ PROBLEMS: Mapping[str, Callable[[], Sequence[Any]]] = {
     "jumps": lambda: jumps.held_out(TRIED, size=jumps.Size(fewest=18, most=22)),
     "reasoning": lambda: reasoning.held_out(COUNT),
 }
-"""Problems by task; the programs are those of ``make demo``."""
+"""Problems by task."""
 SLACK = 1.25
 """Tokens after which an answer is cut, over those of the longest solution."""
 

@@ -29,10 +29,7 @@ ORACLE = "oracle"
 """Name, among methods, of the policy that knows what the rest of a run will need."""
 
 
-ENTRIES = (
-    "entries: kept per KV head after a step, mean over the layers, at its most from the last token "
-    "of the prompt on"
-)
+ENTRIES = "entries: peak number kept per KV head (mean over layers) from the end of the prompt on"
 """What plan, compare, simulate, perplexity and reports mean by entries: `most_entries`."""
 
 

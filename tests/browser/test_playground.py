@@ -122,7 +122,7 @@ def change_program(text):
     [slow(("jumps", change_program)), ("reasoner", lambda text: text.replace("+", "-", 1))],
 )
 def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
-    """At the smaller budget of ``make demo``; ``tests/playground`` compares all methods."""
+    """At half of the entries; ``tests/playground`` compares all methods."""
     prompt = SITE[name]["prompts"][0]
     page = opened(method="caote:h2o", budget="50%", problem=f"{name}-0")
     run(page)

@@ -50,3 +50,9 @@ def test_the_sign_test_by_hand():
     # 2·(1/2)⁶; 2·(1 + 6 + 15)/2⁶ from the smaller side; an even split is certain
     found = answer(module, "[signTest(6, 0), signTest(2, 4), signTest(3, 3), signTest(0, 0)]")
     assert found == [0.03125, 0.6875, 1, 1]
+
+
+def test_the_moving_picture_is_what_its_script_makes():
+    command = [str(NODE), "docs/study/playing.mjs"]
+    made = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode()
+    assert made == Path("docs/images/playing.svg").read_text("utf-8") and len(made) < 500_000

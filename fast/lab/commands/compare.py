@@ -24,7 +24,7 @@ from kvlab.fast.lab.commands.options import (
     say_notes,
 )
 from kvlab.fast.lab.evaluate.backends import default_backend
-from kvlab.fast.lab.evaluate.controls import explained, gains_table
+from kvlab.fast.lab.evaluate.controls import explained, gains_table, seen
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.points import (
@@ -124,9 +124,15 @@ def compare(
         written = f"report: {report.resolve().as_uri()}"
     if not json:
         print_gains(summary.gains, main_measure(summary.points))
+        written = "\n".join(filter(None, [written, told_at_the_end(summary.gains)]))
     data = {"settings": asdict(plan.sweep), **summary.plain()}
     data |= {"seconds": seconds, "provenance": plan.provenance}
     finish(data, summary.points, json, CAPTION, written)
+
+
+def told_at_the_end(gains: Sequence[Test]) -> str:
+    """Say what the rows show, and what to look at next."""
+    return f"{said} Next: kvlab view run.html --budget 50%" if (said := seen(gains)) else ""
 
 
 def print_gains(gains: Sequence[Test], measure: Measure) -> None:

@@ -105,3 +105,19 @@ def explained(gains: Sequence[Test]) -> str:
         "Holm's correction over methods and budgets) · at no budget significantly better than "
         f"their controls: {', '.join(others) or 'none'}"
     )
+
+
+def seen(gains: Sequence[Test]) -> str:
+    """Say in one sentence which method gains most over its control; nothing without yes and no."""
+    if not gains or gains[0].only_first is None:
+        return ""
+    better = [each for each in gains if is_significant(each)]
+    if not better:
+        return "On so few problems no method is significantly better than random eviction."
+    most = max(better, key=lambda each: each.difference.mean)
+    at = "" if most.budget is None else f" with {most.budget} entries"
+    shares = [f"{100 * share:.0f} %" for share in (most.second_mean, most.first_mean)]
+    return (
+        f"What this shows:{at} {most.second} solves {shares[0]} of the problems, and random "
+        f"eviction under the same protection {shares[1]}: its score knows what is needed."
+    )

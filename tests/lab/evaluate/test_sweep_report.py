@@ -18,7 +18,7 @@ from markdown import Markdown
 from sweeping import made
 from tolerances import DECIMALS, EXACT
 
-from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched
+from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched, seen
 from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
@@ -276,6 +276,11 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
     better = [(each.second, each.budget) for each in gains if each.verdict == each.second]
     assert better == [("h2o", 50), ("knorm", 50)] and len(gains) == 3
     assert "at any budget" not in explained(gains) and "controls: none" in explained(gains)
+    most = max(gains, key=lambda each: each.difference.mean)
+    shares = [f"{100 * share:.0f} % " for share in (most.second_mean, most.first_mean)]
+    assert f"50 entries {most.second} solves {shares[0]}" in seen(gains)
+    assert shares[1].strip() in seen(gains) and seen([]) == ""
+    assert seen([each for each in gains if each.verdict != each.second]).startswith("On so few")
     table = gains_table(gains, BY_SOLVED)
     assert table.columns == ("gain over the control", "50", "60")
     assert table.rows[0][:1] == ["h2o"] and isinstance(table.rows[0][1], Bold)
