@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 ce4ee1ac
+#   read: 2026-11-26 a73499ed
 # ---
 
 # %% [markdown]
@@ -94,9 +94,22 @@ evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: 
 
 # %% [markdown]
 # The weight is a good guess, because it varies over many orders of magnitude, and distances of
-# values vary over one. (Far below, rounding is all that is recomputed.) Now every query from token
-# 40 on, in all 16 heads, evicts a share of the entries that it sees, once by weight and once by
-# CAOTE's score. **Predict first:** how much less does the output change under CAOTE?
+# values vary over one. (Points at the bottom left are rounding noise.)
+#
+# So it takes two entries of similar weight. The next cell finds them in a program that the embedded
+# model runs: H2O evicts the upper entry, CAOTE the lower one. **Predict first:** which of the two
+# has the larger weight, and which the value farther from the output?
+
+# %%
+from study import one_entry
+
+one_entry.draw()
+
+# %% [markdown]
+# The weights are almost equal, 0.63 and 0.65 %, and the first value lies twice as far away. Now
+# every query from token 40 on, in all 16 heads, evicts a share of the entries that it sees, once by
+# weight and once by CAOTE's score. **Predict first:** how much less does the output change under
+# CAOTE?
 
 # %%
 evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
@@ -112,8 +125,8 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 #
 # A model writes many tokens, and an evicted entry never comes back. The next picture has the shares
 # of 300 jump programs that the embedded model of notebook 00 solves (stored in
-# `docs/study/results/study`). The controls are grey: `random:h2o` protects the newest half as H2O
-# does, `random` protects nothing. `per_head` lets every KV head evict its own entries.
+# `docs/study/results/study`). Two are controls: `random:h2o` protects the newest half as H2O does,
+# `random` protects nothing. `per_head` lets every KV head evict its own entries.
 # **Predict first:** at 30 % and at 50 % of the entries, how many programs does H2O solve, and how
 # many CAOTE applied to it?
 

@@ -10,6 +10,8 @@ from packages import FRONT, LAB, REFERENCE_PACKAGES, Graph, package, read_graph
 
 WIDTH, TITLE, BOX, GAP, EDGE = 340, 26, 30, 8, 12
 """Width, heights of a band's title and of a package, gaps, and a band's margin, in pixels."""
+ARROW = 22
+"""Height of the arrow between two bands."""
 ACROSS = 2
 """Packages side by side, so that their names fit."""
 STUDY, COMMANDS, ENGINE, PAPERS = (
@@ -37,7 +39,11 @@ def draw() -> str:
         )
         for number, row in enumerate(rows):
             parts += boxes(row, y + TITLE + number * (BOX + GAP))
-        y += height + GAP
+        y += height
+        if band != PAPERS:
+            parts.append(arrow(y))
+            y += ARROW
+    y += GAP
     said = "; ".join(
         f"{band}: {', '.join(name for row in rows for name in row)}"
         for band, rows in bands(graph).items()
@@ -45,6 +51,15 @@ def draw() -> str:
     return (
         f'<svg class="kvlab-packages" viewBox="0 0 {WIDTH} {y}" role="img" '
         f'aria-label="{escape(said)}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+
+
+def arrow(y: float) -> str:
+    """Draw an arrow from one band down to the next, which it imports."""
+    middle, end = WIDTH / 2, y + ARROW - 2
+    return (
+        f'<path class="kvlab-arrow" d="M{middle:g} {y + 3}V{end}m-5 -6l5 6l5 -6"/>'
+        f'<text class="kvlab-imports" x="{middle + 36:g}" y="{y + 15}">imports</text>'
     )
 
 

@@ -57,7 +57,7 @@ PROTECTIONS = {
 }
 """Protections in the order of the columns."""
 PANELS = {
-    "jumps": (("map_jumps", "20%"), ("map_jumps", "30%"), ("map_jumps", "50%")),
+    "jumps": (("map_jumps", "50%"), ("map_jumps", "30%"), ("map_jumps", "20%")),
     "smollm2": (("map_writing", "30%"), ("map_loss", "30%"), ("map_needle", "506")),
     "both": (("map_jumps", "50%"), ("map_writing", "30%")),
     "smollm2-more": (
@@ -215,12 +215,11 @@ def _draw(axes: Any, each: Panel, names: bool) -> None:
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
-    title = f"{TITLES[each.sweep]}, at {each.budget} of the entries\nof the variance: {knobs}"
-    axes.set_title(f"{title}\n▲ better, ▼ worse than its random control", fontsize=7.5)
+    axes.set_title(f"{TITLES[each.sweep]}\nat {each.budget} of the entries\n{knobs}", fontsize=8)
 
 
 def papers(sweep: str) -> Table:
-    """List what each method drafts rightly without and with its score, and its protection."""
+    """List what each method drafts correctly without and with its score, and its protection."""
     found = {point.method: point.accepted for point in stored_summary(sweep).points}
     rows = []
     for spec in OF_PAPERS:

@@ -25,6 +25,12 @@ RED = "tab:red"
 """For limits, and for points that a reader should notice."""
 PIXELS_PER_INCH = 96
 
+LIGHT_OR_DARK = (
+    "svg{color:#000;background:#fff}"
+    "@media (prefers-color-scheme:dark){svg{color:#e6e7ea;background:#1e2129}}"
+)
+"""Ink and paper of a picture that stands alone."""
+
 OUTSIDE: dict[str, dict[str, Any]] = {
     "right": {"loc": "outside right upper"},
     "below": {"loc": "outside lower center", "ncols": 2},
@@ -48,12 +54,17 @@ class Picture:
 
     @property
     def on_white(self) -> str:
-        """The ``svg`` element in black on white: for a file, which knows no text around it."""
+        """The ``svg`` element in black on white: for a page that is always white."""
         return self.svg.replace('style="', 'style="color: black; background: white; ', 1)
+
+    @property
+    def alone(self) -> str:
+        """The ``svg`` element for a file, which knows no text around it: light or dark."""
+        return self.svg.replace(">", f"><style>{LIGHT_OR_DARK}</style>", 1)
 
     def save(self, path: Path) -> None:
         """Write the picture as a file of its own."""
-        write_text(path, self.on_white)
+        write_text(path, self.alone)
 
 
 def canvas(

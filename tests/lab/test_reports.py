@@ -42,13 +42,12 @@ def test_markdown_has_its_drawings_beside_it(blocks, picture, tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert text.startswith("# A report &lt;script\\>") and "](rise.svg)" in text
     assert text.count(HOSTILE) == 1, "code stays as it is"
-    assert (tmp_path / "rise.svg").read_text() == picture.on_white
+    assert (tmp_path / "rise.svg").read_text() == picture.alone
 
 
 def test_a_drawing_in_a_file_has_ink_and_ground_of_its_own(picture, tmp_path):
     picture.save(tmp_path / "rise.svg")
     svg = (tmp_path / "rise.svg").read_text()
-    root = svg.partition(">")[0]
-    assert "color: black" in root and "background: white" in root
-    assert "background" not in picture.svg.partition(">")[0], "on a page it has none"
+    assert "svg{color:#000;background:#fff}@media (prefers-color-scheme:dark){svg{color:" in svg
+    assert "background" not in picture.svg, "on a page it has none"
     assert "a line" in svg

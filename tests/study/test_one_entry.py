@@ -1,0 +1,23 @@
+"""The entry that H2O evicts and CAOTE keeps: what CAOTE's page says of it."""
+
+from pathlib import Path
+
+import numpy as np
+from shapes import shapes_checked
+
+from study import one_entry
+from study.evictions import recomputed_errors
+
+
+def test_the_entry_has_the_smaller_weight_and_the_farther_value():
+    with shapes_checked(False):
+        choice, _ = one_entry.find()
+    first, second = choice.places
+    assert choice.weights[first] == choice.weights[[first, second]].min()
+    ratios = [numbers[first] / numbers[second] for numbers in (choice.distances, choice.errors)]
+    assert np.allclose(ratios, 2, atol=0.1), "CAOTE's page says twice"
+    recomputed = recomputed_errors(choice.weights, choice.values)
+    np.testing.assert_allclose(choice.errors, recomputed, rtol=1e-9, atol=1e-12)
+    page = Path("docs/methods/caote.md").read_text("utf-8")
+    for place in choice.places:
+        assert f"{100 * choice.weights[place]:.2f} %" in page
