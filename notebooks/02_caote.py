@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 a73499ed
+#   read: 2026-11-26 b66dc47e
 # ---
 
 # %% [markdown]
