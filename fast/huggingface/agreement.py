@@ -25,6 +25,7 @@ from kvlab.fast.huggingface.attaching import attached, implementation
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.identity import invoked_adapters
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.kernels.attention import without_autocast
 from kvlab.reference.policy import Edges
@@ -276,7 +277,8 @@ def _compared(
         at_once = model(input_ids=ids[:1], past_key_values=CompressedCache(attachment)).logits[0]
     attachment, prompt = Attachment(model, methods.get("full")), COLUMNS - 1
     attachment.reads_in_pieces = attachment.reads_in_pieces or reads_in_pieces(model)
-    with attached(attachment, BLOCK if attachment.reads_in_pieces else None):
+    in_blocks = attachment.reads_in_pieces and not invoked_adapters(model)
+    with attached(attachment, BLOCK if in_blocks else None):
         cache = CompressedCache(attachment)
         inputs = {"attention_mask": real[1:, :prompt].long(), "past_key_values": cache}
         inputs |= only_logits(model)

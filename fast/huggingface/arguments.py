@@ -12,6 +12,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from kvlab.fast.huggingface.generation import how_to_go_on
+from kvlab.fast.huggingface.identity import invoked_adapters
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.huggingface.text import State, StreamClock, Text
 
@@ -92,6 +93,12 @@ class Arguments:
                 f"this model's rotary embedding takes other frequencies beyond "
                 f"{self.longest_alike} tokens, and earlier blocks would keep the first ones; call "
                 "compress() without block_size, or give at most so many tokens"
+            )
+        if invoked := invoked_adapters(self.model):
+            raise ValueError(
+                f"block_size = {self.block_size} cannot be used with the adapter {invoked[0]!r}: "
+                "PEFT counts from the end of a call where it begins (alora_invocation_tokens); "
+                "call compress() without block_size"
             )
         for name in not_text(given):
             raise ValueError(

@@ -39,7 +39,9 @@ class Attachment(ExitStack):
         self.compressed = [n for n, kind in enumerate(kinds) if kind is DynamicLayer]
         """Numbers of the layers that the policy decides about: those of full attention."""
         self.masks_nothing = len(self.compressed) == len(layers)
-        self.reads_in_pieces = {*kinds} <= {DynamicLayer, DynamicSlidingWindowLayer}
+        self.recurs = not {*kinds} <= {DynamicLayer, DynamicSlidingWindowLayer}
+        """Whether the model has recurrent layers."""
+        self.reads_in_pieces = not self.recurs
         """Whether a text may come in pieces: if there are recurrent layers, `agreement` says so."""
         self.not_compared: tuple[str, ...] = ("texts of any length: verify = False",)
         """Which texts `compress` did not compare with the stock model's (see its ``verify``)."""

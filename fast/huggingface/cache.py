@@ -198,6 +198,13 @@ class CompressedCache(Cache):
     def _map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         self.text.map_rows(change, order)
 
+    def _of_others(self, name: str) -> list[Callable[..., Any]]:
+        """Return a method of the layers that the policy leaves alone; all must have it."""
+        others = self._others
+        if lacking := [type(each).__name__ for each in others if not hasattr(each, name)]:
+            raise ValueError(f"{name}: {lacking[0]} of transformers cannot, use reorder_cache")
+        return [getattr(each, name) for each in others]
+
     def reorder_cache(self, beam_idx: Int[Tensor, " N"]) -> None:
         """Reorder the sequences for beam search.
 
@@ -211,15 +218,15 @@ class CompressedCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence."""
-        for layer in self._others:
-            layer.batch_repeat_interleave(repeats)
+        for change in self._of_others("batch_repeat_interleave"):
+            change(repeats)
         order = [number for number in range(len(self.clocks)) for _ in range(repeats)]
         self._map_rows(lambda x: x.repeat_interleave(repeats, dim=0), order)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only some sequences."""
-        for layer in self._others:
-            layer.batch_select_indices(indices)
+        for change in self._of_others("batch_select_indices"):
+            change(indices)
         rows = torch.arange(len(self.clocks), device=indices.device)[indices]
         self._map_rows(lambda x: x.index_select(0, rows.to(x.device)), rows.tolist())
 

@@ -77,7 +77,7 @@ class Forward:
         alone = not self.attachment.masks_nothing  # layers that need a mask of their own
         if alone and "attention_mask" not in stated and text.clock.padded:
             given["attention_mask"] = text.clock.mask_with(m).long()
-        with text.running():
+        with text.lent_to(self.model), text.running():
             for first in range(0, m, size):
                 last = min(first + size, m)
                 run = partial(self._attended, cache, real=real, first=first, last=last, m=m)
@@ -126,6 +126,11 @@ class Forward:
                 f"a second text of {m} tokens: this model's recurrent layers were not shown to "
                 "read a text in pieces as at once; call reset() on this cache, and give the model "
                 "all tokens at once"
+            )
+        if m > 1 and text.clock.columns and of.recurs and real is not None:
+            raise ValueError(
+                "attention_mask: this model's recurrent layers would read padding that stands "
+                "before a second text; give texts of equal length, or each row a cache of its own"
             )
         if not text.clock.rows:
             prompts = [m] * N if real is None else real.sum(dim=-1).tolist()

@@ -47,7 +47,7 @@ def checked_generate(attachment: Attachment) -> Callable[..., Any]:
                 raise ValueError(f"{wrong}{WHOLE if embeds else how_to_go_on(held)}")
             attachment.of_thread.runs = cache
             try:
-                with cache.text.generated():
+                with cache.text.lent_to(attachment.model), cache.text.generated():
                     result = original(*args, **kwargs)
             finally:
                 attachment.of_thread.runs = None

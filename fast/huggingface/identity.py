@@ -132,6 +132,13 @@ def adapters_used(layers: Iterable[Any]) -> tuple[str, ...]:
     return tuple(sorted({*used, *(f"{x} by adapter_names" for names in named for x in names)}))
 
 
+def invoked_adapters(model: Any) -> list[str]:
+    """Name active adapters that begin at certain tokens of a call (aLoRA)."""
+    configs = getattr(model, "peft_config", {})
+    invoked = (x for x in adapters_used(adapted(model)) if x in configs)
+    return [x for x in invoked if getattr(configs[x], "alora_invocation_tokens", None)]
+
+
 def _adapters_used(module: Any) -> list[str]:
     """Return the adapters that a layer of PEFT adds to its own weights."""
     if not hasattr(module, "adapter_layer_names") or module.disable_adapters:

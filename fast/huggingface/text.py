@@ -50,6 +50,8 @@ class Text:
         """`writes_to` the model when it read the first tokens."""
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
+        self.image_offsets: Any = None
+        """What the model adds to positions after the images of this text."""
 
     @classmethod
     def empty(cls, policy: Policy, count: int, watch: Watch | None) -> "Text":
@@ -73,6 +75,20 @@ class Text:
         finally:
             if self.state is not State.BROKEN:
                 self.state = State.READY
+
+    @contextmanager
+    def lent_to(self, model: Any) -> Iterator[None]:
+        """Let the model continue this text's images, as it remembers those of one text alone.
+
+        Within `generate` that is done once, before the first call.
+        """
+        base = model.base_model
+        if self.state is not State.READY or not hasattr(base, "rope_deltas"):
+            yield
+            return
+        base.rope_deltas = self.image_offsets
+        yield
+        self.image_offsets = base.rope_deltas
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kvlab.fast.huggingface import CompressedCache, compress
+from kvlab.fast.lab.evaluate.controls import counted
 from kvlab.fast.lab.points import After, tokens_after
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
@@ -74,8 +75,9 @@ def generate(
         tokens = model.generate(**inputs, **options, past_key_values=cache, streamer=timer)[0]
         memory, kept = cache.memory(), [count for (count,) in cache.kept()]
         all_bytes = full_bytes(model, cache, tokens_read=len(tokens) - 1)
-        evicts, (first,) = cache.text.policy.specification.evicts, cache.first_evictions
+        (first,) = cache.first_evictions
     count = len(tokens) - prompt_tokens
+    after = tokens_after(first, prompt_tokens, count)
     return Written(
         text=tokenizer.decode(tokens[prompt_tokens:], skip_special_tokens=True),
         method=method,
@@ -90,9 +92,7 @@ def generate(
         full_bytes=all_bytes,
         first_token_seconds=timer.first_token_seconds,
         tokens_per_second=timer.tokens_per_second,
-        after_eviction=(
-            After(tokens_after(first, prompt_tokens, count), count, "tokens") if evicts else None
-        ),
+        after_eviction=counted(method, After(after, count, "tokens")),
     )
 
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
-from kvlab.fast.lab.evaluate.controls import evicts
+from kvlab.fast.lab.evaluate.controls import counted
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, grouped, likelihoods
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
@@ -286,7 +286,7 @@ def evaluate_tasks(
         compressed: Any = CompressedLM(network, method, budget, tokenizer=tokenizer, **how)
         with muted("lm_eval", logging.ERROR):
             results: Any = evaluator.simple_evaluate(compressed, tasks=list(tasks), **asked)
-        counts = compressed.after_eviction if evicts(method) else {}
+        counts = compressed.after_eviction
         figures = tuple(_figures(method, budget, results, counts))
         return EvaluatedRow(
             method=method, budget=budget, figures=figures, versions=results["versions"]
@@ -324,9 +324,8 @@ def _figures(
     """Sort out lm-eval's ``metric,filter`` keys; groups come after their tasks."""
     members = results.get("group_subtasks", {})
     for task, found in {**results["results"], **results.get("groups", {})}.items():
-        after = all_of(
-            each for name in (task, *members.get(task, ())) for each in counts.get(name, ())
-        )
+        parts = (each for name in (task, *members.get(task, ())) for each in counts.get(name, ()))
+        after = counted(method, all_of(parts))
         for key, value in found.items():
             metric, comma, cut = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):

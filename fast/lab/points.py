@@ -146,7 +146,8 @@ STEPS_AFTER = Column("steps after", "steps_after_eviction", lambda after: after.
 AFTER_CAPTION = (
     "after eviction: share of the rated tokens, or of the answers, that come after at least one "
     f"eviction, because until then a method is the full cache · {NOTHING}: none does, so the row "
-    "measures nothing, and no test counts it · –: nothing is ever evicted, or it was not counted"
+    "measures nothing, and no test counts it · –: nothing is ever evicted, or nothing "
+    "was and entries are coded as they come, or it was not counted"
 )
 STEPS_CAPTION = "steps after: the same share of the steps over which error and KL are means"
 

@@ -52,3 +52,22 @@ def test_learned_prompts_are_refused_by_name(kind):
         with refused:
             model.generate(**prompts([12]), past_key_values=cache)
         assert cache.text.clock.columns == 0
+
+
+def test_an_adapter_that_begins_within_a_call_needs_the_call_whole():
+    """PEFT counts its beginning from the end of the call, which blocks would move."""
+    config = copy.deepcopy(LORA)
+    config.alora_invocation_tokens = [5, 6]
+    model, ids = wrapped(config), prompts([21])["input_ids"]
+    ids[0, 10:12] = torch.tensor([5, 6])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    expected = model(**given).logits.detach()
+    with compress(model, "full") as cache:
+        found = model(**given, past_key_values=cache).logits
+    atol = FLOAT32_LOGITS * float(expected.std())
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+    with (
+        compress(model, "full", block_size=7) as cache,
+        pytest.raises(ValueError, match="block_size = 7 cannot be used with the adapter 'default'"),
+    ):
+        model(**given, past_key_values=cache)

@@ -148,6 +148,29 @@ def test_an_image_has_the_positions_that_the_model_gives_it():
         model(input_ids=ids, **image, past_key_values=cache)
 
 
+def test_texts_with_images_of_two_sizes_go_on_apart():
+    """The model remembers the offset of one image's positions alone: each text has its own."""
+    model, step = qwen_with_vision(), torch.tensor([[7, 8]])
+
+    def read(height, cache):
+        ids = prompts([20])["input_ids"] % 80 + 3
+        ids[0, 4 : 5 + height // 2] = torch.tensor([92, *[90] * (height // 2)])
+        pixels = torch.randn(2 * height, 96, generator=torch.Generator().manual_seed(0))
+        grid, types = torch.tensor([[1, height, 2]]), (ids == 90).int()
+        image = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": types}
+        model(input_ids=ids, **image, past_key_values=cache)
+
+    def continued(*others):
+        with compress(model, "full") as cache, torch.no_grad():
+            copies = [cache.copy() for _ in others]
+            read(2, cache)
+            for height, copy_ in zip(others, copies, strict=True):
+                read(height, copy_)
+            return model(step, past_key_values=cache).logits
+
+    close(continued(8), continued())
+
+
 def test_positions_of_a_text_begin_where_the_model_lets_them_begin():
     """RoBERTa's count on from its padding token, if a call gives none."""
     model = text_model("roberta", "RobertaConfig", is_decoder=True, pad_token_id=1)
@@ -295,6 +318,21 @@ def test_recurrent_layers_that_go_on_with_their_state_read_a_text_in_pieces(arch
     close(torch.cat(found, dim=1)[real], expected[real])
     with pytest.raises(ValueError, match=r"block_size = 5.*verify=True"):
         compress(model, "full", block_size=5, verify=False)
+
+
+def test_recurrent_layers_are_given_no_padding_before_a_second_text():
+    """Their state would read it; and not all can repeat rows, which is said before any does."""
+    model, ids = architectures._build(*HYBRIDS[0]), prompts([12, 12])["input_ids"]
+    mask = torch.ones(2, 17, dtype=torch.long)
+    mask[1, 12:15] = 0
+    with compress(model, "full") as cache, torch.no_grad():
+        model(ids, past_key_values=cache)
+        with pytest.raises(ValueError, match="attention_mask: this model's recurrent layers"):
+            model(ids[:, :5], attention_mask=mask, past_key_values=cache)
+        with pytest.raises(ValueError, match=r"batch_repeat_interleave: .* cannot"):
+            cache.batch_repeat_interleave(2)
+        assert cache.kept()[0] == (12, 12)
+        model(ids[:, :5], past_key_values=cache)
 
 
 def jamba():

@@ -10,10 +10,11 @@ from functools import cache
 
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.statistics import Interval
-from kvlab.fast.lab.points import LARGE
+from kvlab.fast.lab.points import LARGE, ORACLE, After, never
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Table
 from kvlab.reference.methods import get, takes_budget
 from kvlab.reference.policy import Edges, Policy
+from kvlab.reference.precisions import OnArrival
 
 CONTROL = "random"
 """The method that evicts at random; before another method's name it is that method's control."""
@@ -38,6 +39,18 @@ def _answers(spec: str) -> tuple[Policy, ...]:
 def evicts(spec: str) -> bool:
     """Say whether a method evicts, at some budget or by its own rule; no for the oracle."""
     return any(each.evicts for each in _answers(spec))
+
+
+def counted(spec: str, after: After | None) -> After | None:
+    """Return what was counted; None for a method that evicts nothing.
+
+    None also if nothing was evicted from entries that are coded as they come: such a row is not
+    the full cache's.
+    """
+    if spec != ORACLE and not evicts(spec):
+        return None
+    codes = any(isinstance(each.precision, OnArrival) for each in _answers(spec))
+    return None if codes and never(after) else after
 
 
 def is_control(spec: str) -> bool:

@@ -329,7 +329,9 @@ def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
         axes.set_yticks(np.arange(depths) + 0.5, percent)
         axes.tick_params(labelsize=7)
         axes.set_ylim(depths, 0)
-        axes.set_title(f"{', '.join(filter(None, at))}: {100 * shares.mean():.0f} %", fontsize=8)
+        nothing = NOTHING if all(each.measures_nothing for each in points) else ""
+        title = f"{', '.join(filter(None, at))}: {100 * shares.mean():.0f} % {nothing}"
+        axes.set_title(title.rstrip(), fontsize=8)
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     figure.supxlabel("tokens", fontsize=9)

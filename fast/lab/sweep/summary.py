@@ -8,7 +8,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from kvlab.fast.lab.evaluate.controls import NO_GAIN, evicts, is_significant, matched
+from kvlab.fast.lab.evaluate.controls import NO_GAIN, counted, is_significant, matched
 from kvlab.fast.lab.evaluate.pairs import Measure, Test, leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
@@ -17,7 +17,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     perplexity_of,
     wilson,
 )
-from kvlab.fast.lab.points import ORACLE, After, MeasuredRow, all_of
+from kvlab.fast.lab.points import After, MeasuredRow, all_of
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.tables import MISSING
@@ -135,10 +135,8 @@ class Point(MeasuredRow):
     @cached_property
     def steps_after_eviction(self) -> After | None:
         """Of the steps over which error, KL and agreement are means, those after an eviction."""
-        if not evicting(self.method):
-            return None
         counts = zip(self._values("steps_after_eviction"), self._values("steps"), strict=True)
-        return all_of(After(count, of, "steps") for count, of in counts)
+        return counted(self.method, all_of(After(count, of, "steps") for count, of in counts))
 
     @property
     def peak_entries(self) -> float | None:
@@ -317,23 +315,18 @@ def point_of(
         results=found,
         refusal=why,
         failed=bool(failed),
-        after_eviction=None if why else _after(method, found),
+        after_eviction=None if why else counted(method, _after(found)),
     )
 
 
-def _after(method: str, results: Sequence[Result]) -> After | None:
+def _after(results: Sequence[Result]) -> After | None:
     """Sum up what was counted; an answer that ends at its first error counts as a whole."""
     counts = [each.after_eviction for each in results if each.after_eviction is not None]
-    if not counts or not evicting(method):
+    if not counts:
         return None
     if any(each.solved is not None and each.accepted is None for each in results):
         return After(sum(map(bool, counts)), len(counts), "answers")
     return After(sum(counts), sum(each.tokens or 0 for each in results), "tokens")
-
-
-def evicting(method: str) -> bool:
-    """Say whether a method, or the oracle, ever evicts."""
-    return method == ORACLE or evicts(method)
 
 
 def against_full(points: Sequence[Point]) -> list[Point]:

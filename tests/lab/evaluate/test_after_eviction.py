@@ -176,6 +176,13 @@ def test_a_row_in_which_nothing_is_evicted_is_marked(place):
     assert row["nats"] is row["gap"] is None, "a difference by rounding is none"
 
 
+def test_rows_whose_entries_are_coded_are_not_the_full_caches(place):
+    """Nothing is evicted from 64 entries, but nvfp4 changes every one: a gap, and no mark."""
+    asked = "--budgets", "64", "--methods", "h2o@precision=nvfp4", "--json"
+    *_, row = json.loads(perplexity(place, *asked))["rows"]
+    assert row["after_eviction"] is None and abs(row["gap"]) > 1e-4
+
+
 def test_answers_count_if_a_part_of_them_comes_after_an_eviction():
     """Answers end at their first error, so the share of their tokens would say little."""
     sweep = Sweep(("full", "tova"), ("25%", "100%"), 2, tasks=("jumps@fewest=2,most=5",))
