@@ -312,6 +312,8 @@ def softcapped(model: PreTrainedModel, softcap: float | None) -> Iterator[None]:
 def _whole_cache(method, budget, model, tokens, padding, calls, continues, **given):
     if given["learned_sinks"] is not None:
         raise NotImplementedError("kvlab does not know attention with learned sinks")
+    if given["softcap"] is not None and given["sliding_window"] is not None:
+        raise NotImplementedError("layers with a window are a Qwen2's, which knows no softcap")
     whole = decoder(model, given["sliding_window"])
     real = torch.arange(tokens.shape[1]) >= padding[:, None]
     found, first = {"logits": [], "kept": [], "bytes": []}, 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance.draws import SIZES, SMALL
+from kvlab.reference.conformance import events
 from kvlab.reference.conformance.implementation import (
     FailedError,
     Functions,
@@ -18,7 +18,14 @@ from kvlab.reference.conformance.implementation import (
     LostError,
     NotTestedError,
 )
-from kvlab.reference.conformance.made import drawn_case, method_cases, sized_cases, with_matrices
+from kvlab.reference.conformance.made import (
+    drawn_case,
+    made_case,
+    method_cases,
+    sized_cases,
+    with_matrices,
+)
+from kvlab.reference.conformance.plan import SIZES, SMALL
 from kvlab.reference.conformance.publishing import published_methods
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
 from kvlab.reference.conformance.targets import STEPS, mistake_in, operation_of
@@ -321,6 +328,8 @@ def _smallest(under_test: Implementation, case: Case, seconds: float) -> Outcome
         counts = range(1, len(case.inputs["calls"]))
         shorter = (failing(first_calls(case, count)) for count in counts)
         return next((each for each in shorter if each or monotonic() > deadline), None)
+    if case.operation == "events":
+        return _fewer_events(case, failing, deadline)
     source = Source(f"smallest {case.name}")
 
     def tried(numbers: Sequence[int]) -> tuple[list[int], Outcome] | None:
@@ -351,3 +360,19 @@ def _smallest(under_test: Implementation, case: Case, seconds: float) -> Outcome
         best = found or best
         place, unchanged = (place, 0) if found else (place - 1, unchanged + 1)
     return None if best is None else best[1]
+
+
+def _fewer_events(
+    case: Case, failing: Callable[[Case | None], Outcome | None], deadline: float
+) -> Outcome | None:
+    """Leave out one event after the other, for as long as the script still fails."""
+    best, event = None, 0
+    while event < len(case.inputs["script"]) and monotonic() < deadline:
+        try:
+            name = f"{case.target}/fewer"
+            found = failing(made_case(name, case.group, None, events.without(case, event)))
+        except ValueError:  # the others make no sense without it
+            found = None
+        best, event = (found, 0) if found else (best, event + 1)
+        case = best.case if best else case
+    return best

@@ -4,46 +4,24 @@ The variant says what is special about the numbers; each stresses what a group o
 stresses. Numbers are exact in bfloat16 and float16 unless the variant says otherwise.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from kvlab.reference.attention import attend
 from kvlab.reference.codes import E2M1, E4M3, Code
-from kvlab.reference.conformance import blocks
-from kvlab.reference.files import read_data
+from kvlab.reference.conformance import blocks, events
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions.fp8 import FORMATS, FP8
 from kvlab.reference.precisions.nvfp4 import BLOCK, NVFP4
 from kvlab.reference.quantization import quantize, unpack
 from kvlab.reference.streams import Source
 
-SIZES = ("kernel", "long")
-"""Sizes at which kernels break; the vectors are ``small``."""
-
 Drawn = tuple[dict[str, Array], dict[str, Any]]
 """Inputs and parameters."""
 
 Change = Callable[[Array], Array]
-
-TABLES = read_data("conformance/drawn.toml")
-
-SMALL: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    operation: {name: values for name, values in choices.items() if name != "operations"}
-    for choices in TABLES["small"]
-    for operation in choices["operations"]
-}
-"""By building block, the values of each size among which one is chosen, the simplest first."""
-
-
-def sized(size: str) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
-    """Yield operation, group, number in the group, and sizes of the building blocks."""
-    for entry in TABLES[size]:
-        for number, row in enumerate(entry["sizes"]):
-            sizes = entry.get("fixed", {}) | dict(zip(entry["axes"], row, strict=True))
-            for operation in entry["operations"]:
-                yield operation, entry["group"].format(**sizes), number, sizes
 
 
 class Whole(Source):
@@ -105,7 +83,6 @@ def _twice(x: dict[str, Array]) -> None:
 
 ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "plain": lambda x: None,
-    "softcap": lambda x: None,
     "beyond_the_softcap": _beyond_the_softcap,
     "float32_inputs": lambda x: None,
     "ties": lambda x: x["keys"].fill(0),
@@ -129,6 +106,7 @@ def _attention(
     d: int,
     gaps: bool = False,
     variant: str = "plain",
+    softcap: float = 0,
 ) -> Drawn:
     draw = source.precise if variant == "float32_inputs" else source.normal
     positions = np.tile(np.arange(n), (G, 1))
@@ -143,7 +121,7 @@ def _attention(
         "query_positions": positions[0, n - m :],
     }
     ATTENTION[variant](inputs)
-    return inputs, {"softcap": 4.0 if "softcap" in variant else None}
+    return inputs, {"softcap": softcap or (4.0 if variant == "beyond_the_softcap" else None)}
 
 
 def _without_values(source: Source, **sizes: Any) -> Drawn:
@@ -170,6 +148,8 @@ SCORES: Mapping[str, Callable[[Source, int, int], Array]] = {
         2.0 ** s.integers(-120, 120, G, n) * (1 + _distinct(s, G, n) / 64)
     ),
     "close_scores": lambda s, G, n: 1 + _distinct(s, G, n) * 2.0**-18,
+    "tiny_scores": lambda s, G, n: _distinct(s, G, n) * 2.0**-40,
+    "subnormal_scores": lambda s, G, n: _distinct(s, G, n) * 2.0**-140,
     "infinite_scores": lambda s, G, n: np.where(s.marks(n // 2, G, n), np.inf, _distinct(s, G, n)),
 }
 """Scores, by variant."""
@@ -250,19 +230,19 @@ def _to_pack(source: Source, rows: int, length: int, bits: int) -> Drawn:
 
 
 def _coded_cache(
-    source: Source, G: int, rho: int, n: int, d: int, bits: int, group: int, capped: bool = False
+    source: Source, G: int, rho: int, n: int, d: int, bits: int, group: int, softcap: float = 0
 ) -> Drawn:
     inputs = {
         "queries": 2 * source.normal(G, rho, 1, d),
         **_codes(source.normal(G, n, d), bits, group, "key_"),
         **_codes(source.normal(G, n, d), bits, group, "value_"),
     }
-    return inputs, {"bits": bits, "group": group, "softcap": 4.0 if capped else None}
+    return inputs, {"bits": bits, "group": group, "softcap": softcap or None}
 
 
 ENCODED: Mapping[str, Change] = {
     "plain": lambda x: 4 * x,
-    "head_scales": lambda x: x * 8.0 ** np.arange(len(x))[:, None, None],
+    "head_scales": lambda x: x * 8.0 ** (np.arange(len(x)) % 4)[:, None, None],
     "later_vectors": lambda x: x * np.where(np.arange(x.shape[1]) < 4, 1.0, 4.0)[:, None],
     "block_scales": lambda x: x * 2.0 ** (np.arange(x.shape[2]) // 16),
     "rotated_codes": lambda x: x * 2.0 ** (np.arange(x.shape[1]) - 3)[:, None],
@@ -347,59 +327,84 @@ SPARE = 3
 """Pages of the memory that do not belong to the sequence."""
 
 
+LEFT: Mapping[str, Callable[[int], int]] = {
+    "none": lambda page: 0,
+    "one": lambda page: min(1, page - 1),
+    "two": lambda page: 2,
+    "most": lambda page: page - 1,
+}
+"""Places of the last page that were never written."""
+
+
 def _memory(
-    source: Source, places: int, page: int, entries: int, d: int, poisoned: bool
+    source: Source, places: int, page: int, left: int, G: int, d: int, poisoned: bool
 ) -> dict[str, Array]:
-    """Draw pages of a sequence of so many entries, and of others.
+    """Draw pages of a sequence whose last ``left`` places were never written, and of others.
 
     Poisoned memory holds NaN where nothing may be read: 0 · NaN is no 0.
     """
     inputs = {
-        "key_pages": source.normal(places + SPARE, page, 2, d),
-        "value_pages": 8 * source.normal(places + SPARE, page, 2, d),
+        "key_pages": source.normal(places + SPARE, page, G, d),
+        "value_pages": 8 * source.normal(places + SPARE, page, G, d),
         "table": source.permutation(places + SPARE)[:places],
     }
     for name in ("key_pages", "value_pages") if poisoned else ():
-        last = places * page - entries
-        inputs[name][inputs["table"][-1], page - last :] = np.nan
+        inputs[name][inputs["table"][-1], page - left :] = np.nan
     return inputs
 
 
 def _paged(
     source: Source,
-    places: int,
     page: int,
     freed: int,
     m: int,
     rho: int,
+    places: int = 0,
+    full: int = 0,
+    left: str = "two",
     d: int = 8,
     poisoned: bool = False,
     gone: int = 0,
-) -> Drawn | None:
+    G: int = 2,
+    hole: bool = False,
+    behind: int = 0,
+    softcap: float = 0,
+    loud: bool = False,
+) -> Drawn:
     """Draw a sequence whose first pages were freed, after so many others that are gone for long.
 
-    Return None if a query would see nothing.
+    ``full`` pages lie before those that the queries' own entries need. A ``hole`` is a freed page
+    between live ones, and ``behind`` are numbers of others' pages after the end of the table.
     """
-    last = places * page - 2
-    if last - m < freed * page:
-        return None
-    inputs = _memory(source, places, page, last, d, poisoned)
-    there = np.isin(np.arange(places + SPARE), inputs["table"][freed:])
+    free = LEFT[left](page)
+    places = places or freed + 2 * hole + full - (-(m + free) // page)
+    last = places * page - free
+    inputs = _memory(source, places, page, free, G, d, poisoned)
+    dead = np.isin(np.arange(places), [*range(freed), *([freed + 1] if hole else [])])
+    there = np.isin(np.arange(places + SPARE), inputs["table"][~dead])
     for name in ("key_pages", "value_pages") if poisoned else ():
         inputs[name][~there] = np.nan
-    inputs["table"][:freed] = -1
-    inputs["table"] = np.concatenate([np.full(gone, -1), inputs["table"]])
-    inputs["queries"] = 2 * source.normal(2, rho, m, d)
+    others = np.flatnonzero(~there)[:behind]
+    inputs["table"][dead] = -1
+    inputs["table"] = np.concatenate([np.full(gone, -1), inputs["table"], others])
+    inputs["queries"] = (64 if loud else 2) * source.normal(G, rho, m, d)
     inputs["query_positions"] = np.arange(last - m, last) + gone * page
-    return inputs, {"softcap": None}
+    return inputs, {"softcap": softcap or None}
 
 
 def _moves(
-    source: Source, places: int, page: int, kept: int, d: int = 8, poisoned: bool = False
+    source: Source,
+    places: int,
+    page: int,
+    kept: int,
+    d: int = 8,
+    poisoned: bool = False,
+    left: str = "one",
+    G: int = 2,
 ) -> Drawn:
-    entries = places * page - 1
-    memory = _memory(source, places, page, entries, d, poisoned)
-    return {**memory, "keep": survivors(source, 2, entries, kept)}, {}
+    free = LEFT[left](page)
+    memory = _memory(source, places, page, free, G, d, poisoned)
+    return {**memory, "keep": survivors(source, G, places * page - free, kept)}, {}
 
 
 # --- CAOTE, pooling ------------------------------------------------------------------------------
@@ -460,6 +465,7 @@ BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "attend_pages": _paged,
     "compact_pages": _moves,
     "encode": _to_encode,
+    "events": events.drawn,
     "eviction_error": _retention,
     "pool": lambda source, G, n, **parameters: ({"x": source.uniform(G, n)}, parameters),
     "outlier_score": _vectors,

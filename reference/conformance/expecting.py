@@ -10,7 +10,8 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of rounding to nearest."""
 
 SUMS = 32.0
-"""Roundings of float32 that are allowed in a sum of some dozen terms, in any order."""
+"""Roundings of float32 that are allowed in a sum of some dozen terms, in any order; in a sum over n
+entries √n, where these are more."""
 
 PRODUCTS = 8.0
 """Roundings of float32, relative to a logit's size, that are allowed in its computation; an error
@@ -59,7 +60,9 @@ def numbers(
     counted = np.isfinite(value) if where is None else where & np.isfinite(value)
     tolerance = {}
     for precision in PRECISIONS:
-        relative = (SUMS + PRODUCTS * logit_size) * ROUNDING["float32"]
+        relative = (max(SUMS, np.sqrt(value.shape[-1])) + PRODUCTS * logit_size) * ROUNDING[
+            "float32"
+        ]
         if precision != "float32":
             relative += STORED * ROUNDING[precision]
         absolute = SMALLEST[precision] * largest(value[counted])

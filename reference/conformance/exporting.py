@@ -139,7 +139,8 @@ def _definition(case: Case) -> dict[str, Any]:
     for name, x in scalars.items():
         inputs[name] = {"shape": None, "dtype": NAMES[type(x).__name__]}
     fixed = {name: x for name, x in case.parameters.items() if name not in scalars}
-    words = ["kvlab", case.target, *(x for x in fixed.values() if x and not case.method)]
+    told = {} if case.method else fixed
+    words = ["kvlab", case.target, *(x or f"without {name}" for name, x in told.items())]
     words += [f"{axis}{n}" for axis, n in others.items()]
     filled = {
         "target": case.target,

@@ -142,15 +142,17 @@ class Functions:
     def _sliced(self, shape: tuple[int, ...], described: Field) -> Any:
         """Return a slice of a larger array, with the first two axes the other way round in memory.
 
-        The last axis is contiguous, and rows begin where 16 elements end, as in an engine.
+        It begins behind the first place of each. The last axis is contiguous, and rows begin where
+        16 elements end, as in an engine.
         """
         *outer, last = shape
-        around = [*(size + 1 for size in reversed(outer[:2])), *outer[2:], last + ALIGNED]
+        first = [*(1 for _ in outer[:2]), *(0 for _ in outer[2:]), ALIGNED]
+        around = [*(size + 2 for size in reversed(outer[:2])), *outer[2:], last + 2 * ALIGNED]
         whole = np.full(around, OUTSIDE[described.kind])
         whole = self._converted(whole, described)
         if len(outer) > 1:
             whole = whole.swapaxes(0, 1)
-        return whole[tuple(slice(size) for size in shape)]
+        return whole[tuple(slice(at, at + size) for at, size in zip(first, shape, strict=True))]
 
     def _converted(self, x: Array, described: Field) -> Any:
         stored = x.astype(DTYPES[described.kind])

@@ -1,6 +1,6 @@
 """Makes cases on the spot, with the reference's answers: of drawn inputs, and of streams' steps."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.conformance import blocks, draws
+from kvlab.reference.conformance import blocks, draws, plan
 from kvlab.reference.conformance.expecting import logit_size, threshold
 from kvlab.reference.conformance.stages import REMEMBERED
 from kvlab.reference.conformance.targets import (
@@ -21,13 +21,15 @@ from kvlab.reference.conformance.targets import (
 from kvlab.reference.conformance.vectors import Case
 from kvlab.reference.conformance.whole_cache import head_dim
 from kvlab.reference.method import CommonOptions, Example
+from kvlab.reference.methods import base_name
 from kvlab.reference.notation import Array
+from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Full, Policy
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.step import StepResult, apply, empty_cache, look
+from kvlab.reference.step import Block, StepResult, apply, empty_cache, look
 from kvlab.reference.streams import Source, Stream, random_stream
 
-STREAMS = draws.TABLES["streams"]
+STREAMS = plan.TABLES["streams"]
 """Streams by size and group, and what is chosen about drawn ones."""
 
 ATTEMPTS = 20
@@ -44,6 +46,9 @@ TIED = ("ties", "repeated_entries")
 
 OPTION = ("plain", "gqa")
 """Streams of an example that is not the main interpretation of its method."""
+
+NO_SIZES = ("budget", "entries", "most", "without")
+"""What `STREAMS` tells besides the sizes of a stream."""
 
 Choose = Callable[[Sequence[Any]], Any]
 """Chooses one of several values; the first is the simplest."""
@@ -74,16 +79,44 @@ def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator
 
     Other seeds draw other numbers of the same shapes.
     """
-    for operation, group, number, sizes in draws.sized(size):
-        if wanted(operation):
-            name = f"{operation}/{group}/{number}"
-            drawn = draws.BLOCKS[operation](Source(f"{size} {name}", seed), **sizes)
-            assert drawn is not None
-            yield made_case(name, group, None, drawn)
+    yield from planned_cases(size, seed, wanted)
     for example in (each for name in methods.names() for each in methods.examples_of(name)):
         steps = [step for step in STEPS if wanted(f"{composition(example.spec)}.{step}")]
         if steps and not _is_option(example):
             yield from method_cases(example, size, seed, steps)
+
+
+def planned_cases(
+    size: str, seed: int = 0, wanted: Callable[[str], bool] = lambda target: True
+) -> Iterator[Case]:
+    """Draw the planned cases of building blocks: every two values of two dimensions meet."""
+    for entry in plan.TABLES[size]:
+        first, group = entry["operations"][0], plan.GROUPS[size]
+        for number, sizes in enumerate(plan.rows(size, entry)):
+            for operation in filter(wanted, entry["operations"]):
+                attempts = (
+                    draws.BLOCKS[operation](
+                        Source(f"{size} {first} {number} {attempt}", seed), **sizes
+                    )
+                    for attempt in range(ATTEMPTS)
+                )
+                drawn = next(each for each in attempts if each is not None)
+                yield made_case(f"{operation}/{group}/{number}", group, None, drawn)
+
+
+def option_cases() -> Iterator[Case]:
+    """Draw the planned cases of options: every two values of two options of a method meet."""
+    group, steps = plan.OPTIONS, ("observe", "score", "select", "run")
+    for entry in plan.TABLES["options"]:
+        for number, row in enumerate(plan.rows("options", entry)):
+            spec, budget, stream = plan.asked(entry, row)
+            sizes, found = STREAMS["options"][stream], list[Case]()
+            for attempt in range(ATTEMPTS):
+                drawn = draw_stream(Source(f"options {stream} {attempt}"), **sizes)
+                found = cases_of_stream(Example(spec, budget), drawn, group, steps, number, most=1)
+                if any(case.operation == "run" for case in found):
+                    break
+            yield from found
 
 
 def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | None:
@@ -96,7 +129,7 @@ def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | 
     if operation == "whole_cache":
         raise ValueError(f"target = {target!r} must not be a whole cache: run its vectors")
     if not operation_of(target).of_method:
-        sizes = {name: choose(values) for name, values in draws.SMALL[target].items()}
+        sizes = {name: choose(values) for name, values in plan.SMALL[target].items()}
         drawn = draws.BLOCKS[target](_chosen_source(f"drawn {target}", choose), **sizes)
         return None if drawn is None else made_case(f"{target}/drawn", "drawn", None, drawn)
     if like is None or like.method is None:
@@ -143,15 +176,17 @@ def method_cases(
     """Draw the cases of some steps of an example on all streams of a size."""
     option = _is_option(example)
     for group, told in STREAMS[size].items():
-        if option and group not in OPTION:
+        sizes = {name: x for name, x in told.items() if name not in NO_SIZES}
+        if (option and group not in OPTION) or base_name(example.spec) in told.get("without", ()):
             continue
-        sizes = {name: value for name, value in told.items() if name != "budget"}
         budget = None if example.budget is None else told.get("budget", example.budget)
+        asked, some = replace(example, budget=budget), (0, told.get("most"), told.get("entries"))
         found: list[Case] = []
         for attempt in range(ATTEMPTS if size == "small" else 1):
-            stream = draw_stream(Source(f"{size} {group} {attempt}", seed), **sizes)
+            source = Source(f"{size} {group} {attempt}", seed)
+            stream = draw_stream(source, **sizes)
             try:
-                found = cases_of_stream(replace(example, budget=budget), stream, group, steps)
+                found = cases_of_stream(asked, stream, group, steps, *some)
             except ValueError:  # the prompt is protected, and exceeds the budget
                 if group in OPTION:
                     raise
@@ -175,6 +210,11 @@ class Event:
     looked: StepResult
     """Result before any entry is evicted."""
     result: StepResult
+
+    @property
+    def block(self) -> int:
+        """Tokens of the block."""
+        return self.looked.seen.clock.block
 
     @property
     def stores(self) -> bool:
@@ -203,11 +243,9 @@ class Event:
         return bool((apart | (low - high > clear * np.maximum(abs(low), abs(high)))).all())
 
 
-def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
-    """Feed a stream to a policy and note every step."""
-    policy.check(stream.prompt)
-    cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
-    for block in stream.pieces():
+def recording(policy: Policy, blocks: Iterable[Block], cache: LayerCache) -> Iterator[Event]:
+    """Feed blocks to a policy and note every step."""
+    for block in blocks:
         result = looked = look(policy, cache, block)
         if looked.decision is not None:
             result = apply(policy, looked, looked.decision.keep)
@@ -217,42 +255,80 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
         cache = result.cache
 
 
-def cases_of_stream(
-    example: Example, stream: Stream, group: str, steps: Collection[str]
-) -> list[Case]:
-    """Make cases of the last block of each kind that decides.
+def grown(event: Event, spec: str, budget: int | None, entries: int) -> Event:
+    """Return the event in a cache of more entries, whose states are those of others in it."""
+    seen, before, stream = event.looked.seen, event.before, event.before.state.stream
+    (G, n), block, source = seen.positions.shape, seen.clock.block, Source(f"grown {entries}")
+    old, further = n - block, entries - seen.clock.seen
+    like = np.arange(G)[:, None], source.integers(0, old, G, entries - block)
+    policy = methods.get(spec, budget)
+    clock = Clock(entries, block, seen.clock.prompt + further)
+    cache = empty_cache(policy, G, seen.keys.shape[-1])
+    keys, values = (source.normal(G, entries - block, seen.keys.shape[-1]) for _ in range(2))
+    cache = cache.append(keys, values, np.arange(entries - block), policy.score.columns)
+    columns = {name: x[like] for name, x in before.state.entries.items()}
+    if "query_positions" in stream:
+        stream = {**stream, "query_positions": stream["query_positions"] + further}
+    cache = replace(cache, state=State(columns, stream))
+    confidence = np.concatenate([np.full(further, np.nan), seen.confidence])
+    newest = seen.keys[:, -block:], seen.values[:, -block:]
+    block = Block(clock, 0, seen.queries, *newest, confidence, softcap=seen.softcap)
+    return next(recording(policy, [block], cache))
 
-    ``run``, the whole stream, is a case only if all decisions are clear.
+
+def cases_of_stream(
+    example: Example,
+    stream: Stream,
+    group: str,
+    steps: Collection[str],
+    first: int = 0,
+    most: int | None = None,
+    entries: int | None = None,
+) -> list[Case]:
+    """Make cases of the last block of each kind that decides, or of the ``most`` last ones.
+
+    ``run``, the whole stream, is a case only if all decisions are clear. Where a number of
+    ``entries`` is given, the blocks meet a cache of so many instead of their own.
     """
     spec = example.spec
-    events = [*recording(methods.get(spec, example.budget), stream)]
+    policy = methods.get(spec, example.budget)
+    policy.check(stream.prompt)
+    cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
+    events = [*recording(policy, stream.pieces(), cache)]
     due = [event for event in events if event.looked.decision is not None]
     deciding = [event for event in due if event.evicts or event.stores] or due[-1:]
+    if entries is not None:
+        deciding = [event for event in deciding if len(event.before) > event.block]
     kinds = {}
     for event in deciding:
         clock = event.looked.seen.clock
         kinds[clock.prefilling, clock.block > 1, event.stores] = event
-    fixed = {"budget": example.budget, "softcap": stream.softcap, "prompt": stream.prompt}
-    parameters = {**options_of(spec), **fixed}
+    parameters = {**options_of(spec), "budget": example.budget, "softcap": stream.softcap}
+    parameters["prompt"] = stream.prompt
     found = []
 
-    def add(step: str, number: int, inputs: dict[str, Array], more: dict[str, int]) -> None:
+    def add(step: str, number: int, inputs: dict[str, Array], more: dict[str, Any]) -> None:
         if step in steps:
             name = f"{composition(spec)}.{step}/{group}/{spec}/{number}"
             found.append(made_case(name, group, spec, (inputs, {**parameters, **more})))
 
-    for number, event in enumerate(kinds.values()):
-        clock = event.looked.seen.clock
+    for number, event in enumerate([*kinds.values()][-(most or len(kinds)) :], first):
+        budget = example.budget if entries is None else example.budget and entries // 2
+        shown = event if entries is None else grown(event, spec, budget, entries)
+        if shown.looked.decision is None:
+            continue
+        clock = shown.looked.seen.clock
         here = {key: getattr(clock, key) for key in ("seen", "block", "prompt", "generated")}
-        for step, inputs, more in _event_inputs(event, group):
+        here["budget"] = budget
+        for step, inputs, more in _event_inputs(shown, group):
             add(step, number, inputs, {**here, **more})
-    if stream.first == 0 and all(event.is_clear for event in events):
+    if entries is None and stream.first == 0 and all(event.is_clear for event in events):
         names = ("queries", "keys", "values", "confidence")
         inputs = {name: getattr(stream, name) for name in names}
         inputs["blocks"] = np.array(stream.blocks)
         for event in due:
             inputs |= event.policy.score.drawn(event.looked.seen)
-        add("run", 0, inputs, {})
+        add("run", first, inputs, {})
     return found
 
 

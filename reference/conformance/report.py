@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.reference.conformance.events import text_of
 from kvlab.reference.conformance.vectors import Case
 from kvlab.reference.files import read_data
 
@@ -169,6 +170,8 @@ def describe(outcome: Outcome, groups: int = 1) -> str:
     if outcome.smallest is not None:
         case = outcome.smallest.case
         lines.append(f"smallest: {outcome.smallest.reason}")
+        if "script" in case.inputs:
+            lines.append(f"  {text_of(case.inputs['script'])}")
         for name, x in case.inputs.items():
             array = np.array2string(x, separator=", ", **PRINTED)
             lines.append(f"  {name} {[*x.shape]} = {array}")

@@ -8,13 +8,13 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
-from kvlab.reference.conformance import blocks, stages, whole_cache
-from kvlab.reference.conformance.operation import OPERATIONS, Field, Operation
+from kvlab.reference.conformance import blocks, events, stages, whole_cache
+from kvlab.reference.conformance.operation import DESCRIBED, OPERATIONS, Field, Operation
 from kvlab.reference.conformance.vectors import Case, Expected, difference
 from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 
-ANSWERED = (blocks, stages, whole_cache)
+ANSWERED = (blocks, events, stages, whole_cache)
 """Files that answer operations, in the order in which these are listed."""
 
 STEPS = tuple(name for name, each in OPERATIONS.items() if each.of_method)
@@ -71,7 +71,7 @@ def operation_of(target: str) -> Operation:
     method, _, name = target.rpartition(".")
     found = OPERATIONS.get(name)
     if found is None or found.of_method != bool(method):
-        own = ", ".join(each for each in OPERATIONS if each not in STEPS)
+        own = ", ".join(each for each in DESCRIBED["operations"] if each not in STEPS)
         allowed = f"one of {own}, or a method and one of {', '.join(STEPS)}, as in 'h2o.score'"
         raise ValueError(f"target = {target!r} must be {allowed}")
     if not method:

@@ -33,6 +33,7 @@ SPECIFICATIONS = {
     "1.2": "memory_1.2",
     "1.3": "turns_1.3",
     "1.4": "numbers_1.4",
+    "1.5": "plan_1.5",
 }
 """Versions of the specification, oldest first, and the folder of the cases that each added."""
 
@@ -54,7 +55,10 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 HUGE = 1e30
 """Numbers from here on count as infinite: kernels may return the largest number instead."""
 
-ONE_OF = {"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"}
+ONE_OF = {
+    **{"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"},
+    **{"events": "event", "R": "request"},
+}
 """What one place along an axis is called."""
 
 

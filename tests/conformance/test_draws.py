@@ -1,17 +1,23 @@
 """Drawn cases: of any target, of the sizes of kernels, from a seed or with hypothesis."""
 
+from dataclasses import fields
+from itertools import combinations, product
+from typing import Literal, get_args, get_origin, get_type_hints
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from sampling import examples, sampled
 
-from kvlab.reference.conformance import draws, strategies
+from kvlab.reference import methods
+from kvlab.reference.conformance import draws, plan, strategies
 from kvlab.reference.conformance.checker import fuzz
 from kvlab.reference.conformance.implementation import Functions, exact_in_16_bits
 from kvlab.reference.conformance.made import STREAMS, drawn_case, sized_cases
 from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.report import Status
 from kvlab.reference.conformance.targets import STEPS, answer
+from kvlab.reference.method import CommonOptions
 from kvlab.reference.selection import keep_set
 from kvlab.reference.streams import Source
 
@@ -24,17 +30,68 @@ TABLES = (draws.ATTENTION, draws.SCORES, draws.CHANGES, draws.ENCODED, draws.RET
 
 
 def test_every_building_block_is_drawn_and_every_variant_is_chosen():
-    assert draws.BLOCKS.keys() == draws.SMALL.keys() == OPERATIONS.keys() - {*STEPS}
-    chosen = {name for choices in draws.SMALL.values() for name in choices.get("variant", ())}
+    assert draws.BLOCKS.keys() == plan.SMALL.keys() == OPERATIONS.keys() - {*STEPS}
+    chosen = {name for choices in plan.SMALL.values() for name in choices.get("variant", ())}
     chosen |= {told.get("variant", "plain") for told in STREAMS["small"].values()}
     assert chosen == {name for table in TABLES for name in table}
+
+
+ENTRIES = [
+    (size, entry) for size in (*plan.GROUPS, "options", "caches") for entry in plan.TABLES[size]
+]
+
+
+@pytest.mark.parametrize(("size", "entry"), ENTRIES, ids=lambda x: str(x)[:60])
+def test_every_two_values_of_every_two_dimensions_meet(size, entry):
+    values, rows = plan.dimensions(entry), [*plan.rows(size, entry)]
+    assert all(plan.fits(entry, row) for row in rows)
+    for one, two in combinations(values, 2):
+        met = {(row[one], row[two]) for row in rows}
+        due = {*product(values[one], values[two])}
+        assert all(not allowed(entry, {one: a, two: b}) for a, b in due - met), (one, two)
+    for name, choices in values.items():
+        assert {row[name] for row in rows} == {*choices}, name
+
+
+def allowed(entry, chosen):
+    """Whether some values of the dimensions that are limited go with the chosen ones."""
+    limited = {name for names, _ in entry.get("most", ()) for name in names} - {*chosen}
+    rest = product(*(plan.dimensions(entry)[name] for name in limited))
+    return any(plan.fits(entry, chosen | dict(zip(limited, x, strict=True))) for x in rest)
+
+
+ELSEWHERE = {"reposition", "base", "fast"}
+"""Options of whole caches, and what the name of a method says."""
+NOWHERE = {"fast_caote": {"joint_greedy"}, "every method": {"model"}}
+"""Choices that a method refuses, or that need several layers."""
+
+
+@pytest.mark.parametrize("name", [name for name in methods.names() if name != "full"])
+def test_the_plan_has_every_option_its_default_and_every_choice(name):
+    """A new option or choice fails here, until drawn.toml lists it."""
+    kind = methods.lookup(name)
+    planned = {entry["operations"][0]: plan.dimensions(entry) for entry in plan.TABLES["options"]}
+    has_all(kind, planned[name])
+    has_all(CommonOptions, planned["every_method"], but=("recent",))
+
+
+def has_all(kind, values, but=()):
+    hints = get_type_hints(kind)
+    for option in (each for each in fields(kind) if each.name not in {*ELSEWHERE, *but}):
+        texts = {str(x).lower() for x in values[option.name]}
+        assert str(option.default).lower() in texts, option.name
+        if get_origin(hints[option.name]) is Literal:
+            choices = {str(x).lower() for x in get_args(hints[option.name])}
+            assert texts >= choices - NOWHERE.get(kind.name, set()), option.name
+        else:
+            assert len(texts) > 1, option.name
 
 
 @pytest.mark.parametrize("target", sorted(draws.BLOCKS))
 def test_the_reference_answers_every_choice(target):
     """Each value of each size once, with the simplest values of the others."""
-    simplest = {name: values[0] for name, values in draws.SMALL[target].items()}
-    for name, values in draws.SMALL[target].items():
+    simplest = {name: values[0] for name, values in plan.SMALL[target].items()}
+    for name, values in plan.SMALL[target].items():
         for value in values:
             wanted = {**simplest, name: value}
             order = iter([*wanted.values(), Source, 7])

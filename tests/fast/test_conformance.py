@@ -30,7 +30,7 @@ KERNELS = (
 )
 """Building blocks that Triton kernels compute."""
 
-PAGES = {"attend_pages", "compact_pages"}
+PAGES = {"attend_pages", "compact_pages", "events"}
 """A cache of slots has no block tables."""
 
 
@@ -42,9 +42,13 @@ def test_pytorch_passes(every):
     assert not failed
     assert {case.target for case in everything if not under_test.offers(case.target)} == PAGES
     untested = {each.case.target for each in outcomes if each.status == Status.NOT_TESTED}
+    alone = {each.case.target for each in outcomes} - {
+        each.case.target for each in outcomes if each.status == Status.PASSED
+    }
     known = {"eviction_error", "full.whole_cache", *PAGES}
-    assert untested <= known, "the kernel knows one norm, and attention no learned sinks"
-    assert untested == known or every > 1
+    capped = {target for target in untested if target.endswith(".whole_cache")} - known
+    assert untested - capped <= known, "the kernel knows one norm, and attention no learned sinks"
+    assert every > 1 or (untested - capped == known and not capped & alone), "windows and softcaps"
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -53,7 +57,8 @@ def test_pytorch_passes_in_half_precision(target, precision):
     report = check(target, load(FILE, precision=precision), minimise=False)
     report.raise_for_failures()
     untested = {group.group for group in report.groups if group.count(Status.NOT_TESTED)}
-    assert untested == {"float32_inputs"} & {group.group for group in report.groups}
+    drawn = {"float32_inputs", "pairs"} if target != "attend_coded" else {"float32_inputs"}
+    assert untested == drawn & {group.group for group in report.groups}
 
 
 @pytest.mark.parametrize("scope", ["window", "all"])

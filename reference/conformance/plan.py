@@ -1,0 +1,73 @@
+"""The plan of cases: for each target its dimensions, and rows in which every two values meet.
+
+``drawn.toml`` lists the values, ``plan.toml`` the rows, which ``python -m study.plan`` finds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from string import ascii_lowercase, digits
+from typing import Any
+
+from kvlab.reference.files import read_data
+
+TABLES = read_data("conformance/drawn.toml")
+
+DIGITS = digits + ascii_lowercase
+"""In a row, the number of each dimension's value."""
+
+GROUPS = {"small": "pairs", "kernel": "large_pairs", "long": "long_pairs", "plain": "plain"}
+"""Sizes of the plan, and the group of their cases."""
+
+OPTIONS = "option_pairs"
+"""Group of the planned cases of options."""
+
+SIZES = ("kernel", "long")
+"""Sizes at which kernels break; the vectors are ``small``."""
+
+
+def dimensions(entry: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    """Return the values of each dimension of an entry, the simplest first."""
+    return {name: x for name, x in entry.items() if name not in ("operations", "never", "most")}
+
+
+SMALL: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    operation: dimensions(entry) for entry in TABLES["small"] for operation in entry["operations"]
+}
+"""The dimensions of building blocks whose cases are published."""
+
+
+def fits(entry: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
+    """Whether some dimensions may have these values together, as far as they are chosen."""
+
+    def banned(ban: Mapping[str, Sequence[Any]]) -> bool:
+        return all(name in chosen and chosen[name] in values for name, values in ban.items())
+
+    large = (
+        prod(chosen[name] for name in names) > limit
+        for names, limit in entry.get("most", ())
+        if all(name in chosen for name in names)
+    )
+    return not any(large) and not any(map(banned, entry.get("never", ())))
+
+
+def rows(size: str, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the value of each dimension, row by row."""
+    values = dimensions(entry)
+    for row in read_data("conformance/plan.toml")[size][entry["operations"][0]].split():
+        numbers = map(DIGITS.index, row)
+        yield {name: x[i] for (name, x), i in zip(values.items(), numbers, strict=True)}
+
+
+def asked(entry: Mapping[str, Any], row: dict[str, Any]) -> tuple[str, int | None, str]:
+    """Return method, budget and stream of a row of options."""
+    options = {key: x for key, x in row.items() if key not in ("stream", "budget", "base")}
+    base, _, own = row.get("base", "").partition("@")
+    names = (name for name in (entry["operations"][0], base) if name not in ("every_method", ""))
+    told = [own] if own else []
+    told += [f"{key}={str(x).lower()}" for key, x in options.items()]
+    budget = row.get("budget", "none")
+    return (
+        f"{':'.join(names)}@{','.join(told)}",
+        None if budget == "none" else budget,
+        row["stream"],
+    )
