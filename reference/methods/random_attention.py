@@ -22,8 +22,6 @@ from kvlab.reference.policy import Around, Edges, Entries, EveryGeneratedBeyond,
 class PromptFirst(Around):
     """A draw from [0, 1), and one more for the prompt, of which all but one of the places hold."""
 
-    ordinal = True
-
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         drawn = self.inner.score(state, seen, candidates, room)
         return drawn + (seen.positions < min(seen.clock.prompt, room - 1))  # [Random-Attention 1]

@@ -19,6 +19,7 @@ from kvlab.reference.methods.desirekv import (
     sensitive,
     sensitivity,
 )
+from kvlab.reference.step import empty_cache
 from kvlab.reference.streams import Source, random_stream
 
 BLOCK = np.array([-1, -0.5, 0, 0, 0.5, 1, 0, 10.0])
@@ -236,7 +237,8 @@ def test_an_event_whose_window_has_left_changes_nothing(scope):
     """Only tokens from 29 on are there; the events of P = 4, R = 2 decide about earlier ones."""
     late = replace(random_stream(Source("late", 0), 2, 1, 8, 1, 7), blocks=(1, 1, 3), first=29)
     policy = methods.get(f"desirekv@interval=4,selector=2,scope={scope}")
-    events = [event for event in recording(policy, late) if event.result.keep is not None]
+    noted = recording(policy, late.pieces(), empty_cache(policy, 2, 8))
+    events = [event for event in noted if event.result.keep is not None]
     assert events
     for event in events:
         there = event.looked.seen.positions

@@ -15,7 +15,10 @@ from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, 
 
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
-OTHER_METHODS = ("value_norm", "nacl", "rpc", "ddks", "openvino")
+OTHER_METHODS = (
+    *("value_norm", "nacl", "rpc", "ddks", "openvino"),
+    *("keydiff", "longflow", "vase", "random_attention"),
+)
 """Methods of the reference that the playground does not have."""
 
 
