@@ -7,23 +7,23 @@ import { element } from "./elements.mjs";
 const LOOKED_AT = 0.05; // attention of a head from which on it counts as a look
 
 /**
- * A worker that holds a model. It is begun when it is first needed. One that is silent for too long at work is stopped
- * and begun anew, since a loop in the reader's code may be endless: then `{ error }` is told of all that it was asked for.
+ * A worker that holds a model. It is begun when it is first needed. One that is silent for too long over a reader's code,
+ * where a loop may be endless, is stopped and begun anew: then `{ error }` is told of all that it was asked for.
  */
 export class ModelWorker extends EventTarget {
   static source = ""; // it comes with the page, because a page opened as a file may load no worker
   static patience = 5; // seconds
 
-  asked = new Set();
+  asked = new Map(); // method by id of what is at work
   model = null;
   worker = null;
   silent = 0;
   clock = null;
 
   postMessage(message) {
-    const { type, id } = message;
+    const { type, id, method } = message;
     if (type === "load") this.model = message;
-    if (type === "run" || type === "try") this.asked.add(id);
+    if (type === "run" || type === "try") this.asked.set(id, method);
     if (type === "drop") this.asked.delete(id);
     if (!this.worker && type !== "run" && type !== "try") return;
     if (!this.worker) this.begin();
@@ -60,7 +60,7 @@ export class ModelWorker extends EventTarget {
     if (this.clock) return;
     this.silent = 0;
     this.clock = setInterval(() => {
-      if (++this.silent < ModelWorker.patience) return;
+      if (![...this.asked.values()].some(carriesCode) || ++this.silent < ModelWorker.patience) return;
       this.fail(`nothing came for ${ModelWorker.patience} seconds, so it was stopped; is there an endless loop?`);
     }, 1000);
   }
@@ -72,7 +72,7 @@ export class ModelWorker extends EventTarget {
 
   /** Give up what was asked for. */
   fail(error) {
-    const left = [...this.asked];
+    const left = [...this.asked.keys()];
     this.stop();
     for (const id of left) this.tell({ id, error, line: null });
   }
