@@ -134,9 +134,9 @@ def adapters_used(layers: Iterable[Any]) -> tuple[str, ...]:
 
 def invoked_adapters(model: Any) -> list[str]:
     """Name active adapters that begin at certain tokens of a call (aLoRA)."""
-    configs = getattr(model, "peft_config", {})
-    invoked = (x for x in adapters_used(adapted(model)) if x in configs)
-    return [x for x in invoked if getattr(configs[x], "alora_invocation_tokens", None)]
+    configs = getattr(model, "peft_config", {}).items()
+    invoked = {name for name, x in configs if getattr(x, "alora_invocation_tokens", None)}
+    return [x for x in adapters_used(adapted(model)) if x in invoked] if invoked else []
 
 
 def _adapters_used(module: Any) -> list[str]:

@@ -87,8 +87,10 @@ class Text:
             yield
             return
         base.rope_deltas = self.image_offsets
-        yield
-        self.image_offsets = base.rope_deltas
+        try:
+            yield
+        finally:
+            self.image_offsets = base.rope_deltas
 
     @contextmanager
     def running(self) -> Iterator[None]:

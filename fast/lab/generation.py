@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvlab.fast.huggingface import CompressedCache, compress
-from kvlab.fast.lab.evaluate.controls import counted
+from kvlab.fast.lab.evaluate.controls import after_eviction
 from kvlab.fast.lab.points import After, tokens_after
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
@@ -92,7 +92,7 @@ def generate(
         full_bytes=all_bytes,
         first_token_seconds=timer.first_token_seconds,
         tokens_per_second=timer.tokens_per_second,
-        after_eviction=counted(method, After(after, count, "tokens")),
+        after_eviction=after_eviction(method, After(after, count, "tokens")),
     )
 
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
-from kvlab.fast.lab.evaluate.controls import counted
+from kvlab.fast.lab.evaluate.controls import after_eviction
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, grouped, likelihoods
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
@@ -325,7 +325,7 @@ def _figures(
     members = results.get("group_subtasks", {})
     for task, found in {**results["results"], **results.get("groups", {})}.items():
         parts = (each for name in (task, *members.get(task, ())) for each in counts.get(name, ()))
-        after = counted(method, all_of(parts))
+        after = after_eviction(method, all_of(parts))
         for key, value in found.items():
             metric, comma, cut = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.lab.evaluate.controls import counted
+from kvlab.fast.lab.evaluate.controls import after_eviction
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
@@ -162,7 +162,7 @@ def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> Sim
     after = np.any([each.fate.after_eviction[generated] for each in judged], axis=0)
     return replace(
         row,
-        after_eviction=counted(row.method, After(int(after.sum()), len(after), "tokens")),
+        after_eviction=after_eviction(row.method, After(int(after.sum()), len(after), "tokens")),
         entries=most_entries(kept),
         kilobytes=float(bits.max()) / 8 / 1024,
         mass=float(np.mean([each.mass for each in judged])),

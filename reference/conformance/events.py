@@ -287,7 +287,8 @@ def tokens_of(script: Array) -> Array:
 @answers("events")
 def _events(script, queries, keys, values, page, pages, requests):
     """Expect who holds what after each event, the blocks' users, and what every token reads."""
-    pool, first = Pool(pages, page, keys, values), np.cumsum(tokens_of(script)) - tokens_of(script)
+    pool, counts = Pool(pages, page, keys, values), tokens_of(script)
+    first = np.cumsum(counts) - counts
     output, there = np.zeros(queries.shape), np.zeros(queries.shape, dtype=bool)
     held = np.zeros((len(script), requests, keys.shape[1]), dtype=bool)
     users = np.zeros((len(script), requests, pages), dtype=int)

@@ -61,8 +61,11 @@ class LargeValuesAndSample(Score):
     def attention(self, state: State, seen: Observation, candidates: Marks) -> Scores:
         """Return what the last queries pay the candidates, smoothed over neighbours."""
         paid = window_attention(state, seen, self.window, candidates).mean(axis=(1, 2))
-        smooth = lambda x: mean_pool(x, KERNEL, "zero")  # noqa: E731
-        return among_candidates(paid, candidates, smooth)  # [VaSE 2]
+        return among_candidates(
+            paid,
+            candidates,
+            lambda x: mean_pool(x, KERNEL, "zero"),  # [VaSE 2]
+        )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from models import SHAPE, SHARPER, prompts, tiny
 from tolerances import FLOAT32_LOGITS
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
+from transformers.generation.streamers import BaseStreamer
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import agreement
@@ -149,26 +151,38 @@ def test_an_image_has_the_positions_that_the_model_gives_it():
 
 
 def test_texts_with_images_of_two_sizes_go_on_apart():
-    """The model remembers the offset of one image's positions alone: each text has its own."""
+    """The model remembers the offset of one image's positions alone: each text has its own, also
+    after a streamer stopped `generate`."""
     model, step = qwen_with_vision(), torch.tensor([[7, 8]])
 
-    def read(height, cache):
+    def read(size, cache, call=model):
         ids = prompts([20])["input_ids"] % 80 + 3
-        ids[0, 4 : 5 + height // 2] = torch.tensor([92, *[90] * (height // 2)])
-        pixels = torch.randn(2 * height, 96, generator=torch.Generator().manual_seed(0))
-        grid, types = torch.tensor([[1, height, 2]]), (ids == 90).int()
+        tokens = [92, *[90] * (size // 2) ** 2]
+        ids[0, 4 : 4 + len(tokens)] = torch.tensor(tokens)
+        pixels = torch.randn(size**2, 96, generator=torch.Generator().manual_seed(0))
+        grid, types = torch.tensor([[1, size, size]]), (ids == 90).int()
         image = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": types}
-        model(input_ids=ids, **image, past_key_values=cache)
+        call(input_ids=ids, **image, past_key_values=cache)
+
+    class Stopping(BaseStreamer):
+        def put(self, value):
+            if value.numel() == 1:
+                raise KeyboardInterrupt
 
     def continued(*others):
         with compress(model, "full") as cache, torch.no_grad():
             copies = [cache.copy() for _ in others]
-            read(2, cache)
-            for height, copy_ in zip(others, copies, strict=True):
-                read(height, copy_)
+            read(4, cache)
+            for size, copy_ in zip(others, copies, strict=True):
+                read(size, copy_)
             return model(step, past_key_values=cache).logits
 
-    close(continued(8), continued())
+    alone = continued()
+    close(continued(2), alone)
+    with compress(model, "full") as cache, torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            read(4, cache, partial(model.generate, streamer=Stopping(), max_new_tokens=4))
+        close(model(step, past_key_values=cache).logits, alone)
 
 
 def test_positions_of_a_text_begin_where_the_model_lets_them_begin():

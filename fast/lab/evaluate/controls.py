@@ -41,7 +41,7 @@ def evicts(spec: str) -> bool:
     return any(each.evicts for each in _answers(spec))
 
 
-def counted(spec: str, after: After | None) -> After | None:
+def after_eviction(spec: str, after: After | None) -> After | None:
     """Return what was counted; None for a method that evicts nothing.
 
     None also if nothing was evicted from entries that are coded as they come: such a row is not

@@ -8,7 +8,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from kvlab.fast.lab.evaluate.controls import NO_GAIN, counted, is_significant, matched
+from kvlab.fast.lab.evaluate.controls import NO_GAIN, after_eviction, is_significant, matched
 from kvlab.fast.lab.evaluate.pairs import Measure, Test, leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
@@ -136,7 +136,9 @@ class Point(MeasuredRow):
     def steps_after_eviction(self) -> After | None:
         """Of the steps over which error, KL and agreement are means, those after an eviction."""
         counts = zip(self._values("steps_after_eviction"), self._values("steps"), strict=True)
-        return counted(self.method, all_of(After(count, of, "steps") for count, of in counts))
+        return after_eviction(
+            self.method, all_of(After(count, of, "steps") for count, of in counts)
+        )
 
     @property
     def peak_entries(self) -> float | None:
@@ -315,7 +317,7 @@ def point_of(
         results=found,
         refusal=why,
         failed=bool(failed),
-        after_eviction=None if why else counted(method, _after(found)),
+        after_eviction=None if why else after_eviction(method, _after(found)),
     )
 
 
