@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 1f895604
+#   read: 2026-11-26 57c2a518
 # ---
 
 # %% [markdown]
@@ -13,9 +13,8 @@
 # resulting weights mix their values. A model needs these keys and values again for every further
 # token, so it stores them in the *KV cache*.
 #
-# Read `kvlab.reference.nano` (`reference/nano.py`) first. It has the whole subject in one file, and
-# `python -m kvlab.reference.nano` prints which method solves what. The playground (`make
-# playground`) shows methods at work in the browser.
+# `reference/nano.py` has the whole subject in one file, and the playground (`make playground`)
+# shows methods at work in the browser.
 
 # %% [markdown]
 # ## What is stored
@@ -70,8 +69,8 @@ print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max
 #
 # ## What it costs
 #
-# Per token the cache stores a key and a value of $d$ channels, for each of $G$ KV heads, in each of
-# $L$ layers, at 2 bytes per number:
+# A token has a key and a value of $d$ channels for each of $G$ KV heads in each of $L$ layers, at 2
+# bytes per number:
 #
 # $$\text{bytes per token} = 2 \cdot 2 \cdot L \cdot G \cdot d$$
 #
@@ -87,10 +86,10 @@ print("formula: ", shape.token_bytes, "bytes a token")
 print("measured:", session.nbytes / session.seen)
 
 # %% [markdown]
-# The table does the same arithmetic for real models, from their published configurations. Llama 2
-# 7B has one KV head per query head. In the other models several query heads share one KV head
-# (*grouped-query attention*), which divides the cache by the size of the group. **Predict first:**
-# how many texts of 32,768 tokens weigh as much as Llama 3.1 8B itself?
+# The table does the same arithmetic for real models. Llama 2 7B has one KV head per query head. In
+# the other models several query heads share one KV head (*grouped-query attention*), which divides
+# the cache by the size of the group. **Predict first:** how many texts of 32,768 tokens weigh as
+# much as Llama 3.1 8B itself?
 
 # %%
 costs.cache_sizes(list(SHAPES.values()), tokens=32768)

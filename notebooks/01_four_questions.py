@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 c7cb3acf
+#   read: 2026-11-26 838f7174
 # ---
 
 # %% [markdown]
@@ -19,8 +19,8 @@
 # | How precisely is it kept? | `precision` |
 #
 # An *entry* is one cached key with its value. The table has the answers of nine methods. In a
-# column, answers of one kind share a colour, whatever their numbers; an answer that is given once
-# has none. **Predict first:** which question do methods answer most differently?
+# column, answers of one kind share a colour. **Predict first:** which question do methods answer
+# most differently?
 
 # %%
 from classroom import Exercises, model, problem, prompt, stop, tokenizer, until_mistake
@@ -36,10 +36,10 @@ replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 # They differ most in the score. *Every block*: after each pass of the model, over the prompt or
 # over one token. *Edges*: the first entries (*sinks*) and the newest (*recent*).
 #
-# `caote:h2o` is CAOTE applied to H2O's scores, and it differs from H2O in the score alone. KIVI has
-# no limit to its entries, so only its last answer matters. H2O adds up the attention that every
-# entry has received, and keeps the entries with the largest sums. It protects the newest half of
-# the budget. `methods.get("h2o", 120)` returns a `Policy`, whose fields have the columns' names.
+# H2O adds up the attention that every entry has received, and keeps the entries with the largest
+# sums. It protects the newest half of the budget. `caote:h2o` is CAOTE applied to H2O's scores, and
+# differs from H2O in the score alone. KIVI has no limit to its entries, so only its last answer
+# matters. `methods.get("h2o", 120)` returns a `Policy`, whose fields have the columns' names.
 #
 # ## Run it
 #
@@ -83,12 +83,11 @@ fates = dict(zip(shown, layers[2], strict=True))
 replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 
 # %% [markdown]
-# StreamingLLM keeps the first and the last entries. H2O evicts from the middle, because the newest
-# half of the budget is protected and the oldest entries had more time to collect attention
-# (notebook 03). TOVA reads the attention of the current token alone and protects no entry.
-# LazyEviction decides only every 16 tokens. The text below shows what one KV head of layer 1 held
-# of the prompt when the first wrong token was written, with a dot for each evicted entry. **Predict
-# first:** which entry did H2O miss, and why had it been evicted?
+# H2O evicts from the middle, because the newest half of the budget is protected and the oldest
+# entries had more time to collect attention (notebook 03). TOVA reads the attention of the current
+# token alone and protects no entry. LazyEviction decides only every 16 tokens. The text below shows
+# what one KV head of layer 1 held of the prompt when the first wrong token was written, with a dot
+# for each evicted entry. **Predict first:** which entry did H2O miss, and why had it been evicted?
 
 # %%
 tokens = [tokenizer.id_to_token(int(token)).replace("\n", "⏎") for token in trace.tokens]
@@ -97,11 +96,10 @@ for name in ("h2o", "streaming_llm"):
     print(f"{name}:", *(tokens[n] if held[n] else "·" for n in range(trace.prompt)))
 
 # %% [markdown]
-# With the full cache, this head attends only to the register that the running line names. H2O had
-# evicted the `c` of line L4 twelve tokens before that line ran for the first time, because hardly
-# any token had attended to it yet. StreamingLLM evicts the oldest entries. It had evicted the `b`
-# of line L6, which is needed later, so it gets further. `caote:h2o` held both. One program is no
-# ranking: of 300 longer ones, H2O solves 82 % with half of the entries, 277, and StreamingLLM none.
+# H2O had evicted the `c` of line L4 twelve tokens before that line ran for the first time, because
+# hardly any token had attended to it yet. StreamingLLM had evicted the `b` of line L6, which is
+# needed later, so it gets further. `caote:h2o` held both. One program is no ranking: of 300 longer
+# ones, H2O solves 82 % with half of the entries, and StreamingLLM none.
 #
 # ## Change one answer
 #
@@ -121,8 +119,8 @@ try_methods(specs, ["70%"])
 
 # %% [markdown]
 # Random eviction solves none, so H2O's protection alone is not enough. The brackets hold 95 %
-# intervals. They are wide, because 4 programs are few: a difference of 25 points may be luck. With
-# `kvlab compare --problems 200` they are seven times narrower.
+# intervals, which are wide, because 4 programs are few. With `kvlab compare --problems 200` they are
+# seven times narrower.
 #
 # **In three lines.** A method answers four questions. Replacing one answer shows what it is worth.
 # A score is worth something if it beats random eviction with the same protection.

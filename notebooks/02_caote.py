@@ -1,23 +1,21 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 b66dc47e
+#   read: 2026-11-26 a7e73549
 # ---
 
 # %% [markdown]
 # # 02 CAOTE: from the equation to the proof
 #
 # **Question:** if one entry has to be evicted, which one is missed least? And can a method know
-# that without trying every entry? [CAOTE](https://arxiv.org/abs/2504.14051) is a method that can.
+# that without trying every entry? [CAOTE](https://arxiv.org/abs/2504.14051) can.
 #
 # Attention mixes values: the output is $X = \sum_i \alpha_i v_i$ with weights that add up to 1. An
-# entry with a small weight looks dispensable. But its value may be far from all others, and then it
-# can be missed more than an entry with a larger weight and an ordinary value.
+# entry with a small weight can still be missed, if its value is far from all others.
 #
 # ## Three entries
 #
-# The weights are 0.10, 0.15 and 0.75, and the value of entry 0 is far from the others. The picture
-# has the values, the output X, and an arrow to the output without each entry. **Predict first:**
-# without which entry does the output move least?
+# The picture has three values, the output X, and an arrow to the output without each entry.
+# **Predict first:** without which entry does the output move least?
 
 # %%
 import numpy as np
@@ -38,13 +36,13 @@ evictions.scores_by_entry(alpha, values)
 
 # %% [markdown]
 # By its weight entry 0 would be evicted, which moves the output by 0.80. Evicting entry 1 moves it
-# by 0.47. The last column is found by brute force: the softmax runs again without the entry.
-# CAOTE's score *is* that column, without brute force.
+# by 0.47. For the last column the softmax ran again without the entry. CAOTE's score gives the same
+# numbers at once.
 #
 # ## The equation
 #
-# When entry $j$ is evicted, the softmax renormalises, so every other weight grows to
-# $\alpha_i / (1 - \alpha_j)$ (Theorem 3.1). Put that into the sum:
+# When entry $j$ is evicted, every other weight grows to $\alpha_i / (1 - \alpha_j)$ (Theorem 3.1).
+# Put that into the sum:
 #
 # $$X' = \frac{X - \alpha_j v_j}{1 - \alpha_j}
 # \quad\Rightarrow\quad
@@ -56,9 +54,9 @@ evictions.scores_by_entry(alpha, values)
 #
 # ## The proof
 #
-# kvlab checks what papers claim by running it. The rows below are claims of the paper and findings
-# of ours; *proved symbolically* is algebra for every size. `kvlab prove --paper caote` runs all of
-# them. **Predict first:** does every claim hold?
+# The rows below are claims of the paper and findings of ours; *proved symbolically* is algebra for
+# every size. `kvlab prove --paper caote` runs all of them. **Predict first:** does every claim
+# hold?
 
 # %%
 from kvlab.reference.models import reasoner_directory
@@ -79,10 +77,10 @@ print(checks.explanation("CA-8d"))
 #
 # ## On real attention
 #
-# kvlab ships with a second model, the *reasoner*, for chained arithmetic. The picture has all
-# entries that one of its queries sees in layer 3. Both panels show the recomputed change of the
-# output, over the weight (left) and over CAOTE's score (right). **Predict first:** how well does
-# the weight alone tell the change?
+# kvlab ships with a second model, the *reasoner*, for chained arithmetic. The dots are the entries
+# that one of its queries sees in layer 3: the recomputed change of the output, over the weight
+# (left) and over CAOTE's score (right). **Predict first:** how well does the weight alone tell the
+# change?
 
 # %%
 from kvlab.reference import observe_heads
@@ -94,11 +92,10 @@ evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: 
 
 # %% [markdown]
 # The weight is a good guess, because it varies over many orders of magnitude, and distances of
-# values vary over one. (Points at the bottom left are rounding noise.)
-#
-# So it takes two entries of similar weight. The next cell finds them in a program that the embedded
-# model runs: H2O evicts the upper entry, CAOTE the lower one. **Predict first:** which of the two
-# has the larger weight, and which the value farther from the output?
+# values vary over one. (Points at the bottom left are rounding noise.) So it takes two entries of
+# similar weight. The next cell finds them in a program that the embedded model runs: H2O evicts the
+# upper entry, CAOTE the lower one. **Predict first:** which of the two has the larger weight, and
+# which the value farther from the output?
 
 # %%
 from study import one_entry
@@ -116,17 +113,15 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 
 # %% [markdown]
 # Within a single step the gain is small: 84 to 99 % of the evicted entries are the same, and the
-# output changes 4 to 11 % less. In some steps CAOTE does worse, because it adds up what single
-# evictions cost, and the cost of several evictions at once is not that sum (CA-4c).
+# output changes 4 to 11 % less. In some steps CAOTE does worse, because several evictions at once
+# do not cost the sum of the single ones (CA-4c).
 #
-# H2O's score is not the attention of the current step but a sum over all steps. CAOTE applied to
-# H2O divides these sums by their total (Eq. 22) and takes the result as the weights. Its error is
-# exact for a step whose attention equals them.
+# H2O's score is a sum of attention over all steps. CAOTE applied to H2O divides these sums by their
+# total (Eq. 22) and takes the result as the weights.
 #
 # A model writes many tokens, and an evicted entry never comes back. The next picture has the shares
-# of 300 jump programs that the embedded model of notebook 00 solves (stored in
-# `docs/study/results/study`). Two are controls: `random:h2o` protects the newest half as H2O does,
-# `random` protects nothing. `per_head` lets every KV head evict its own entries.
+# of 300 jump programs that the embedded model solves (stored in `docs/study/results/study`). Two
+# are controls: `random:h2o` protects the newest half as H2O does, `random` protects nothing.
 # **Predict first:** at 30 % and at 50 % of the entries, how many programs does H2O solve, and how
 # many CAOTE applied to it?
 
@@ -142,10 +137,9 @@ stored.solved(stored.stored_summary("study"), (*controls, *applied, *bare), ("30
 # At 30 % of the entries H2O solves 6 %, and CAOTE applied to it 36 %. At 50 % H2O solves 82 % by
 # itself. It takes score and protection: random eviction with the newest half protected solves
 # nothing, and without protected tokens (`recent=0`) H2O solves nothing, with or without CAOTE. Nor
-# does TOVA, which protects none. Does CAOTE bring the attention output closer to the full cache's?
-# The next cell measures two short programs. *error* is the mean distance of the attention output
-# from full attention, and *KL* says how far the distribution of the next token moves. **Predict
-# first:** which of the two does CAOTE reduce?
+# does TOVA, which protects none. The next cell measures two short programs. *error* is the mean
+# distance of the attention output from full attention, and *KL* says how far the distribution of
+# the next token moves. **Predict first:** which of the two does CAOTE reduce?
 
 # %%
 from classroom import try_methods
@@ -154,8 +148,7 @@ try_methods(applied, ["50%"], problems=2, measured=2)
 
 # %% [markdown]
 # For H2O, *error* is about the same with and without CAOTE, and *KL* is a thirtieth. So on these
-# programs the mean error does not tell how far the next token's distribution moves. (They say
-# nothing about shares solved: two are too few, and they are shorter than those above.)
+# programs the mean error does not tell how far the next token's distribution moves.
 #
 # ## Where arithmetic bends
 #
@@ -173,9 +166,8 @@ for gap in (5, 10, 15, 17):
     print(f"one logit {gap} above the others: {wrong[0]:.0e} as printed, {wrong[1]:.0e} stable")
 
 # %% [markdown]
-# At 15 the printed form is off by 9 %, and at 17 it divides by zero. At most one entry can have a
-# weight above one half, so the reference (`eviction_error` in
-# `reference/methods/caote.py`) uses the stable form for that entry only.
+# At 15 the printed form is off by 9 %, and at 17 it divides by zero. The reference (`eviction_error`
+# in `reference/methods/caote.py`) uses the stable form for an entry whose weight is above one half.
 #
 # **In three lines.** CAOTE's score is the change of the output when one entry is evicted, exact for
 # the weights that it is given. Within one step it gains little. With H2O's protection it solves far

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 c08fdb66
+#   read: 2026-11-26 4220a892
 # ---
 
 # %% [markdown]
@@ -11,7 +11,7 @@
 #
 # [AhaKV](https://arxiv.org/abs/2506.03762) sums attention over the last rows only (a row is the
 # attention of one query), sharpens it by a *step gain* on the logits, and multiplies it by a *value
-# prior*, which favours entries with large values. We know the paper from a summary.
+# prior*, which favours entries with large values. Only a summary of the paper was available to us.
 #
 # ## The bias, in theory
 #
@@ -22,10 +22,10 @@
 # $$E[S_j] = \sum_{i=j}^{n} \frac{1}{i}, \qquad
 # E[S_{j+1}] - E[S_j] = -\frac{1}{j} \qquad \text{(Eq. 4)}$$
 #
-# The expected sum falls with every position, although no entry is more important than another. Over
-# the last $r$ rows alone it is the same for all entries that all of these rows see (Eq. 5). The
-# left picture has exchangeable attention, the right one all heads of the embedded reasoner.
-# **Predict first:** does real attention fall as smoothly?
+# The expected sum falls with every position. Over the last $r$ rows alone it is the same for all
+# entries that all of these rows see (Eq. 5). The left picture has such exchangeable attention, the
+# right one all heads of the embedded reasoner. **Predict first:** does real attention fall as
+# smoothly?
 
 # %%
 import numpy as np
@@ -45,9 +45,8 @@ bias.accumulated_attention(
 )
 
 # %% [markdown]
-# Eq. 4 describes the exchangeable attention exactly. In the real model accumulated attention falls,
-# too. But neighbours differ by up to a factor of ten, because positions are not exchangeable there
-# (claim AK-10).
+# In the real model accumulated attention falls, too. But neighbours differ by up to a factor of ten,
+# because positions are not exchangeable there (claim AK-10).
 #
 # ## The bias, at work
 #
@@ -88,7 +87,7 @@ bias.entropy_phases((64, 512, 4096))
 
 # %% [markdown]
 # They part earlier, between 0.4 and 0.8 of $\ln i$, and later for longer texts. Beyond $2 \ln i$
-# (red) a handful of tokens has all the weight (the *random energy model* of physics).
+# (red) a handful of tokens has all the weight.
 #
 # The paper multiplies logits by a gain so that $e^{E[H]}$, the effective number of tokens, becomes
 # the budget $k$: $\sqrt{2 \ln (i/k)}$ on the usual logits (SG-softmax, Eq. 12), for the score
@@ -117,18 +116,17 @@ tags = ("AK-1", "AK-2", "AK-2c", "AK-4", "AK-9")
 checks.verdicts("ahakv", tags)
 
 # %% [markdown]
-# Two claims are worth reading twice. AK-2c: sharpening reduces the bias a little, and only where
-# $k$ is a small part of the text; the value prior changes next to nothing. Only recent
-# accumulation removes the bias. AK-9: while decoding, only B entries compete, however long the text
-# is, so no choice of $i$ gives the promised k.
+# Hardly (AK-2c): sharpening reduces the bias a little, and only where $k$ is a small part of the
+# text; the value prior changes next to nothing. Only recent accumulation removes the bias. And
+# while decoding, only B entries compete, however long the text is, so no choice of $i$ gives the
+# promised k (AK-9).
 #
 # ## Does it help?
 #
 # The picture has the share of 200 problems of chained arithmetic that the reasoner solves under
 # AhaKV, under AhaKV without each of its three parts, and under H2O
 # (`docs/study/results/ablations`). AhaKV protects 16 entries and H2O the newest half of its budget,
-# so each has its own control (grey): `random:h2o@recent=16` and `random:h2o`. **Predict first:**
-# which part of AhaKV matters most?
+# so each has its own control. **Predict first:** which part of AhaKV matters most?
 
 # %%
 from study import stored

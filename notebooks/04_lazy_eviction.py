@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 9bdf79b8
+#   read: 2026-11-26 0aec9e94
 # ---
 
 # %% [markdown]
@@ -10,14 +10,14 @@
 # needs it again. Can an eviction policy see that coming?
 #
 # [LazyEviction](https://arxiv.org/abs/2506.15969) calls this *token importance recurrence*. It
-# remembers the longest absence of each entry. It waits: only every W tokens it evicts the entries
-# with the lowest scores, and it protects the newest W.
+# remembers the longest absence of each entry, evicts only every W tokens, and protects the newest
+# W.
 #
 # ## See it
 #
 # The picture has the largest attention among the query heads of one KV head, row by row, while the
-# embedded model runs a program with the full cache. Red lines mark the end of the prompt. Look for
-# columns that are bright, go dark, and light up again.
+# embedded model runs a program. Red lines mark the end of the prompt. Look for columns that are
+# bright, go dark, and light up again.
 
 # %%
 from classroom import Exercises, model, problem, prompt, stop, tokenizer
@@ -40,9 +40,9 @@ mine = recurrence.most_recurring(same_head, count=5, gap=16)
 recurrence.attention_map(rows, trace.prompt, [each.position for each in mine])
 
 # %% [markdown]
-# The arrows point at the five entries of this head that came back most often after at least 16
-# tokens of silence. **Predict first:** are they values, register names or signs? The next picture
-# shows the attention that each later token pays to them:
+# The arrows point at the five entries that came back most often after at least 16 tokens of
+# silence. **Predict first:** are they values, register names or signs? The next picture shows the
+# attention that each later token pays to them:
 
 # %%
 recurrence.lifelines(rows, mine, words)
@@ -64,10 +64,9 @@ for each in recurrence.most_recurring(facts, count=5, gap=16):
 # ## Measure it
 #
 # An entry is *activated* by a token that gives it at least $\alpha$ of its attention. Its *maximum
-# recurrence interval*, MRI, is the longest time between two activations, birth included: it grows
-# when an entry comes back after a longer absence than ever (Eq. 1).
-# The next picture is over 8 problems of the other embedded model, the *reasoner* of chained
-# arithmetic, whose texts have 200 tokens. **Predict first:** how long is the MRI of most entries?
+# recurrence interval*, MRI, is the longest time between two activations, birth included (Eq. 1).
+# The next picture is over 8 problems of the *reasoner*, whose texts have 200 tokens. **Predict
+# first:** how long is the MRI of most entries?
 
 # %%
 from kvlab.reference import intervals
@@ -79,10 +78,9 @@ recurrence.interval_histogram(longest)
 # Of the entries that were activated at all, 80 % have an MRI below 37.
 #
 # Finding 2 of the paper: more than 95 % of the tokens become important again (MRI above 1), for
-# $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. Here the share is just above 95 % at $10^{-4}$ and
-# just below it at $5 \cdot 10^{-4}$ (claim LE-13). But at so small an $\alpha$ half of the entries
-# are activated every few tokens, so this is hardly importance. **Predict first:** what share recurs
-# at $\alpha = 0.1$?
+# $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. So it is here, roughly (claim LE-13). But at so small
+# an $\alpha$ half of the entries are activated every few tokens, which is hardly importance.
+# **Predict first:** what share recurs at $\alpha = 0.1$?
 
 # %%
 for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
@@ -99,15 +97,14 @@ for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
 #
 # ## Score it
 #
-# $\Delta$ is the time since the latest activation, $\sigma$ the logistic function. The score adds
-# two maps: $H_1$ falls from 1 to 0 with $\Delta / \mathrm{MRI}$, $H_2$ with MRI.
+# $\Delta$ is the time since the latest activation, $\sigma$ the logistic function.
 #
 # $$I = \underbrace{2\sigma\!\left(-\frac{\Delta}{\mathrm{MRI}}\right)}_{H_1:\ \text{expected?}}
 # + \underbrace{2\sigma\!\left(-(\mathrm{MRI} - 1)\right)}_{H_2:\ \text{comes often?}}$$
 #
 # The paper prints $H_2$ as $2\sigma(-1/(\mathrm{MRI}-1))$, which *rises* with MRI (claim LE-1). The
-# authors' code has the form above, and so has kvlab. **Predict first:** up to which MRI does the
-# code's form tell entries apart?
+# form above is that of the authors' code. **Predict first:** up to which MRI does it tell entries
+# apart?
 
 # %%
 from kvlab.reference.proofs.lazy_eviction import code_h2, printed_h2
@@ -115,7 +112,7 @@ from kvlab.reference.proofs.lazy_eviction import code_h2, printed_h2
 {mri: (f"code {code_h2(mri):.3f}", f"paper {printed_h2(mri):.3f}") for mri in (2, 4, 8, 16)}
 
 # %% [markdown]
-# $H_2$ tells entries apart only up to an MRI of about 8, so $H_1$ decides most of the time.
+# Only up to about 8, so $H_1$ decides most of the time.
 #
 # ## Wait, or not?
 #
@@ -123,9 +120,8 @@ from kvlab.reference.proofs.lazy_eviction import code_h2, printed_h2
 # back for ever, 80 % of them within 64 tokens, and all others are used five times and never again.
 # A method that waits 64 tokens holds up to 64 entries more in between, so its budget is 64 smaller.
 # `hits` is the share of returns at which the entry was still there. `skill` is how far a method
-# came from random eviction (0) to the best keep sets of the same size (100 %), for which one needs
-# to know the future; below 0 it is worse than random eviction. **Predict first:** which finds what
-# recurs: waiting alone, the score alone, or only both?
+# came from random eviction (0) to the best keep sets of the same size (100 %). **Predict first:**
+# which finds what recurs: waiting alone, the score alone, or only both?
 
 # %%
 from kvlab.reference import judge, workloads
@@ -147,11 +143,10 @@ replays.judgements(
 )
 
 # %% [markdown]
-# Of LazyEviction's parts neither suffices: waiting alone (`h2o@every=64`) finds 20 % and the score
-# alone (`window=1`) 51 %, because an entry that was seen once has no interval yet, and is evicted.
-# Both find 93 %. RaaS, which only remembers when an entry was last activated, finds 97 %. The next
-# table is on the
-# trace of the program above, at 70 %. **Predict first:** which window is best there?
+# Only both: waiting alone (`h2o@every=64`) finds 20 % and the score alone (`window=1`) 51 %, because
+# an entry that was seen once has no interval yet, and is evicted. Both together find 93 %. RaaS,
+# which only remembers when an entry was last activated, finds 97 %. The next table is on the trace
+# of the program above, at 70 %. **Predict first:** which window is best there?
 
 # %%
 from kvlab.reference import budget_entries
@@ -168,14 +163,13 @@ policies = [methods.get(spec, budget) for spec in specs]
 replays.judgements(specs, list(judge(trace, policies, threshold=0.01)))
 
 # %% [markdown]
-# Compare `skill` and not `mass`, because a method that waits holds more entries in between.
-#
-# On this one program a window of 8 does as well as H2O. The paper's setting (last row: W = 25, α =
-# 0.0005, made for thousands of tokens) does worse than random eviction. So does a window of 48.
+# Compare `skill` and not `mass`, because a method that waits holds more entries in between. A window
+# of 8 does as well as H2O. The paper's setting (last row: W = 25, α = 0.0005, made for thousands of
+# tokens) does worse than random eviction. So does a window of 48.
 #
 # **In three lines.** Tokens become important again after long absences. LazyEviction waits, and
-# evicts by how long entries use to be away. On this text of 260 tokens it equals H2O with a window
-# of 8, and loses with longer ones.
+# evicts the entries that have been away for longer than they usually are. On this text of 260 tokens
+# it equals H2O with a window of 8, and loses with longer ones.
 #
 # ## Exercises
 #

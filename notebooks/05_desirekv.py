@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 1e994198
+#   read: 2026-11-26 4bf0af0b
 # ---
 
 # %% [markdown]
@@ -9,8 +9,8 @@
 # **Question:** between 16 bits and nothing there are 8, 4 and 2. Which tokens may be stored
 # coarsely?
 #
-# DesireKV evicts unimportant tokens. It stores important ones at 8 bits if their keys are
-# *sensitive* to rounding, else at 4. The prompt and the newest entries keep 16 bits. A token after
+# DesireKV evicts unimportant tokens, and rounds important ones as the table says. Keys are
+# *sensitive* if rounding hurts them. The prompt and the newest entries keep 16 bits. A token after
 # one of low confidence is never evicted, because there the reasoning may turn.
 #
 # | quadrant | importance | sensitivity | what happens |
@@ -114,9 +114,8 @@ for name, layers in caches.items():
     print(f"{name}: {codes:,} bytes of codes, {whole - codes:,} of scales: {bits:.2f} bits each")
 
 # %% [markdown]
-# In papers *average bits* often leaves out scales and zero points. Here they are counted: a group
-# of 32 channels has 32 bits of them, which is a full bit per element. KIVI's newest entries have 16
-# bits.
+# Scales and zero points, which papers often leave out, have 32 bits per group of 32 channels: a full
+# bit per element. KIVI's newest entries have 16 bits.
 #
 # ## What it costs
 #
@@ -146,8 +145,7 @@ try_methods([desirekv, f"{desirekv},{rounds_only}", f"{desirekv},{evicts_only}"]
 
 # %% [markdown]
 # In these four programs DesireKV's bits are harmless. Evicting half of every window fails, because
-# a value that will be needed later seems unimportant now. (Rounding has its price, too: KIVI loses
-# 14 points, and DDKS, which evicts nothing, everything at 2 bits.)
+# a value that will be needed later seems unimportant now.
 #
 # **In three lines.** Importance and sensitivity to rounding are nearly independent here. Bits have
 # to be counted with their scales. In these programs DesireKV fails because it evicts, not because

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-25 8c9b3c5c
+#   read: 2026-11-26 2ba0688f
 # ---
 
 # %% [markdown]
@@ -34,8 +34,7 @@ print(f"{L} layers, {G} KV heads, {rho} query heads each, {t} tokens, {d} channe
 print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 
 # %% [markdown]
-# It is, because it holds the queries, too, and 64 bits per number, which the file compresses a
-# little.
+# It is, because it holds the queries, too, and 64 bits per number.
 #
 # ## Judge
 #

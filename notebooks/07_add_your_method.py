@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 3483c9ec
+#   read: 2026-11-26 3d6a4c0f
 # ---
 
 # %% [markdown]
@@ -151,8 +151,7 @@ ranked += ["random@recent=60", "loud_values@recent=60"]
 try_methods(ranked, ["70%"], problems=6)
 
 # %% [markdown]
-# No: it solves as little as random eviction with the same protection, and its error is larger. It
-# took two cells to find out, before anybody wrote a kernel.
+# No: it solves as little as random eviction with the same protection, and its error is larger.
 #
 # ## To stay
 #

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 bdd2992c
+#   read: 2026-11-26 0daad735
 # ---
 
 # %% [markdown]
@@ -112,8 +112,7 @@ attempt(7)
 # **8. Rotation after eviction.** RoPE turns channel $c$ and channel $c + d/2$ of a query as a pair,
 # by the angle position · `frequencies[c]`. The text has had `seen` tokens, numbered from 0, and the
 # cache still holds those at the positions `kept`. Their keys were rotated by their positions in the
-# text. Rotate the next token's query `[d]`, so that distances are right. (There are no published
-# vectors for this one. The check compares with `nano.rotate`.)
+# text. Rotate the next token's query `[d]`, so that distances are right.
 
 
 # %% tags=["exercise"]
