@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 838f7174
+#   read: 2026-11-26 7bcd7765
 # ---
 
 # %% [markdown]
@@ -119,8 +119,8 @@ try_methods(specs, ["70%"])
 
 # %% [markdown]
 # Random eviction solves none, so H2O's protection alone is not enough. The brackets hold 95 %
-# intervals, which are wide, because 4 programs are few. With `kvlab compare --problems 200` they are
-# seven times narrower.
+# intervals, which are wide, because 4 programs are few. With `kvlab compare --problems 200` they
+# are seven times narrower.
 #
 # **In three lines.** A method answers four questions. Replacing one answer shows what it is worth.
 # A score is worth something if it beats random eviction with the same protection.

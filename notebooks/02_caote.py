@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 a7e73549
+#   read: 2026-11-26 a0c8fb12
 # ---
 
 # %% [markdown]
@@ -166,8 +166,9 @@ for gap in (5, 10, 15, 17):
     print(f"one logit {gap} above the others: {wrong[0]:.0e} as printed, {wrong[1]:.0e} stable")
 
 # %% [markdown]
-# At 15 the printed form is off by 9 %, and at 17 it divides by zero. The reference (`eviction_error`
-# in `reference/methods/caote.py`) uses the stable form for an entry whose weight is above one half.
+# At 15 the printed form is off by 9 %, and at 17 it divides by zero. The reference
+# (`eviction_error` in `reference/methods/caote.py`) uses the stable form for an entry whose weight
+# is above one half.
 #
 # **In three lines.** CAOTE's score is the change of the output when one entry is evicted, exact for
 # the weights that it is given. Within one step it gains little. With H2O's protection it solves far

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 4220a892
+#   read: 2026-11-26 4b758643
 # ---
 
 # %% [markdown]
@@ -45,8 +45,8 @@ bias.accumulated_attention(
 )
 
 # %% [markdown]
-# In the real model accumulated attention falls, too. But neighbours differ by up to a factor of ten,
-# because positions are not exchangeable there (claim AK-10).
+# In the real model accumulated attention falls, too. But neighbours differ by up to a factor of
+# ten, because positions are not exchangeable there (claim AK-10).
 #
 # ## The bias, at work
 #

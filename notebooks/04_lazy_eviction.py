@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 0aec9e94
+#   read: 2026-11-26 1b1b4db1
 # ---
 
 # %% [markdown]
@@ -78,8 +78,8 @@ recurrence.interval_histogram(longest)
 # Of the entries that were activated at all, 80 % have an MRI below 37.
 #
 # Finding 2 of the paper: more than 95 % of the tokens become important again (MRI above 1), for
-# $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. So it is here, roughly (claim LE-13). But at so small
-# an $\alpha$ half of the entries are activated every few tokens, which is hardly importance.
+# $\alpha$ from $10^{-4}$ to $5 \cdot 10^{-4}$. So it is here, roughly (claim LE-13). But at so
+# small an $\alpha$ half of the entries are activated every few tokens, which is hardly importance.
 # **Predict first:** what share recurs at $\alpha = 0.1$?
 
 # %%
@@ -143,10 +143,10 @@ replays.judgements(
 )
 
 # %% [markdown]
-# Only both: waiting alone (`h2o@every=64`) finds 20 % and the score alone (`window=1`) 51 %, because
-# an entry that was seen once has no interval yet, and is evicted. Both together find 93 %. RaaS,
-# which only remembers when an entry was last activated, finds 97 %. The next table is on the trace
-# of the program above, at 70 %. **Predict first:** which window is best there?
+# Only both: waiting alone (`h2o@every=64`) finds 20 % and the score alone (`window=1`) 51 %,
+# because an entry that was seen once has no interval yet, and is evicted. Both together find 93 %.
+# RaaS, which only remembers when an entry was last activated, finds 97 %. The next table is on the
+# trace of the program above, at 70 %. **Predict first:** which window is best there?
 
 # %%
 from kvlab.reference import budget_entries
@@ -163,13 +163,13 @@ policies = [methods.get(spec, budget) for spec in specs]
 replays.judgements(specs, list(judge(trace, policies, threshold=0.01)))
 
 # %% [markdown]
-# Compare `skill` and not `mass`, because a method that waits holds more entries in between. A window
-# of 8 does as well as H2O. The paper's setting (last row: W = 25, α = 0.0005, made for thousands of
-# tokens) does worse than random eviction. So does a window of 48.
+# Compare `skill` and not `mass`, because a method that waits holds more entries in between. A
+# window of 8 does as well as H2O. The paper's setting (last row: W = 25, α = 0.0005, made for
+# thousands of tokens) does worse than random eviction. So does a window of 48.
 #
 # **In three lines.** Tokens become important again after long absences. LazyEviction waits, and
-# evicts the entries that have been away for longer than they usually are. On this text of 260 tokens
-# it equals H2O with a window of 8, and loses with longer ones.
+# evicts the entries that have been away for longer than they usually are. On this text of 260
+# tokens it equals H2O with a window of 8, and loses with longer ones.
 #
 # ## Exercises
 #

@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 4bf0af0b
+#   read: 2026-11-26 9a3d3a40
 # ---
 
 # %% [markdown]
@@ -114,8 +114,8 @@ for name, layers in caches.items():
     print(f"{name}: {codes:,} bytes of codes, {whole - codes:,} of scales: {bits:.2f} bits each")
 
 # %% [markdown]
-# Scales and zero points, which papers often leave out, have 32 bits per group of 32 channels: a full
-# bit per element. KIVI's newest entries have 16 bits.
+# Scales and zero points, which papers often leave out, have 32 bits per group of 32 channels: a
+# full bit per element. KIVI's newest entries have 16 bits.
 #
 # ## What it costs
 #
