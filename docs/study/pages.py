@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby, takewhile
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Any
@@ -21,7 +22,6 @@ from kvlab.fast.lab.proving import proved
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.fast.lab.terminal import reporting, run
 from kvlab.reference import methods
-from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper
 from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.ledger import LedgerRow, Measured, ledger
@@ -49,8 +49,7 @@ def claims_page(results: Results) -> str:
             tag: row for row in reversed(rows) for tag in row.claims if tag not in row.elsewhere
         }
         parts += [block(row, results, first) for row in rows]
-        parts.append("### What it leaves open\n")
-        parts += [reading(each, results, measured) for each in methods.divergences(name)]
+        parts.append(left_open(name, measured))
     return "\n".join(parts)
 
 
@@ -94,16 +93,18 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
         kind, status = "quote", "not checked"
     here = [tag for tag in row.claims if first[tag] is row]
     lines = [f"**{tag}** {found(results[tag])}{machine_checked(tag)}" for tag in here]
-    for tag in row.claims:
-        if tag not in here:
-            where = ", which fails in other items alone" if tag in row.elsewhere else ""
-            lines.append(f"See [{tag}](#{tag.lower()}){where}.")
-    lines += [f"Computed at `# [{tag}]`." for tag in row.tags]
-    lines += [f"Tested by `{test.rpartition('::')[2]}`." for test in row.tests]
+    others = [
+        f"[{tag}](#{tag.lower()})" + (" (fails in other items alone)" * (tag in row.elsewhere))
+        for tag in row.claims
+        if tag not in here
+    ]
+    lines += [f"See {', '.join(others)}."] if others else []
+    lines += [f"Computed at {', '.join(f'`# [{tag}]`' for tag in row.tags)}."] if row.tags else []
     lines += ["Beside the [cost model](plan.md)."] if row.figures else []
-    lines += [figures_of(each) for each in row.measured]
+    lines += figures_of(row.measured)
     lines += [f"Not checked: {escape_markdown(row.declared)}"] if row.declared else []
-    lines += ["\n".join(["```", *row.commands, "```"])] if row.commands else []
+    commands = [each for each in row.commands if not each.startswith("kvlab prove --claim ")]
+    lines += ["\n".join(["```", *commands, "```"])] if commands else []
     title = f"{row.place} · {escape_markdown(row.says)} · {status}"
     return folded(kind, title, lines, "".join(map(anchor, here)))
 
@@ -133,27 +134,50 @@ def machine_checked(tag: str) -> str:
     return f"<br>*Checked by Rocq, for every size:* {named} in {file}" if own else ""
 
 
-def figures_of(measured: Measured) -> str:
-    """Write what was measured, a row per method."""
-    lines = [f"| {escape_markdown(measured.what)}; {measured.where} | mean, 95 % |", "|---|---|"]
-    for name, found in measured.figures.items():
-        lines.append(f"| `{name}` | {Interval(*found).written('.3g', ' to ')} |")
-    return "\n".join(lines)
+def figures_of(measured: Sequence[Measured]) -> Iterator[str]:
+    """Write what was measured: a row per method, and a column per budget of the same methods."""
+    for (what, model, names), group in groupby(measured, key=alike):
+        columns = list(group)
+        places = [each.where.split(", ") for each in columns]
+        parts = list(zip(*places, strict=False))
+        shared = len(list(takewhile(same, parts))) if columns[1:] else len(parts)
+        heads = [", ".join(place[shared:]) or "mean" for place in places]
+        where = ", ".join(places[0][:shared]) or model
+        lines = [f"| {escape_markdown(what)}; {where} | {' | '.join(heads)} |"]
+        lines += [f"|---|{'---|' * len(columns)}"]
+        for name in names:
+            cells = (written(Interval(*each.figures[name])) for each in columns)
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        yield "\n".join(lines)
 
 
-def reading(divergence: Divergence, results: Results, measured: Sequence[Difference]) -> str:
-    """Write what is open, what kvlab does, and what the other interpretation changes."""
-    tags = [tag for tag, each in results.items() if divergence.topic in each.claim.topics]
-    option = divergence.option if divergence.option == "none" else f"`{divergence.option}`"
-    lines = [
-        f"- **Paper:** {escape_markdown(divergence.paper)}\n"
-        f"- **Elsewhere:** {escape_markdown(divergence.elsewhere)}\n"
-        f"- **Default:** {escape_markdown(divergence.default)}\n"
-        f"- **Option:** {option}" + (f"\n- **Checks:** {', '.join(tags)}" if tags else "")
-    ]
-    own = [row for spec in divergence.specifications for row in measured if row.option == spec]
-    lines += [*tables(own)] if own else []
-    return folded("question", escape_markdown(divergence.topic), lines)
+def same(parts: Sequence[str]) -> bool:
+    """Say whether all parts are equal."""
+    return len(set(parts)) == 1
+
+
+def alike(measured: Measured) -> tuple[str, str, tuple[str, ...]]:
+    """Return what the columns of a table share."""
+    return measured.what, measured.where.partition(",")[0], tuple(measured.figures)
+
+
+def written(found: Interval) -> str:
+    """Write a mean and its interval."""
+    return found.written(".3g", "–" if found.low >= 0 else " to ")
+
+
+def left_open(name: str, measured: Sequence[Difference]) -> str:
+    """Link the interpretations of a method, and write what the measured ones change."""
+    specs = {spec for each in methods.divergences(name) for spec in each.specifications}
+    own = [row for row in measured if row.option in specs]
+    return "\n\n".join(
+        [
+            "### What it leaves open",
+            f"[Interpretations and their options](methods/{name}.md#errata-and-divergences).",
+            *tables(own),
+            "",
+        ]
+    )
 
 
 def tables(rows: Sequence[Difference]) -> Iterator[str]:
