@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.simulator.occupancy import bits_on_arrival
 from study import equal_bytes
 
+BUGS = ROOT / "tests" / "conformance" / "bugs.toml"
 REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
 PAGES = ROOT / "docs" / "methods"
 HEAD_DIM = 128
@@ -150,6 +152,19 @@ def rows_of_groups(of_caches: bool) -> str:
     return folded(f"{len(lines) - 2} groups of cases", ["\n".join(lines)], "note")
 
 
+def rows_of_bugs(kind: str) -> str:
+    """Return a row per planted bug: what notices it, and the file of the reference it is in."""
+    of_reference = kind == "vectors"
+    lines = ["| bug | what notices |", "|---|---|"]
+    if of_reference:
+        lines = ["| bug | what notices | planted in |", "|---|---|---|"]
+    for bug in tomllib.loads(BUGS.read_text(encoding="utf-8"))[kind]:
+        met = f" ([users met it]({bug['thread']}))" if "thread" in bug else ""
+        file = f" `{bug['file']}` |" if of_reference else ""
+        lines.append(f"| {bug['name']}{met} | `{bug['target']}` |{file}")
+    return "\n".join(lines)
+
+
 def table_of_whole_caches() -> str:
     """Return a row per measured implementation and target, from the reports of the examples."""
     lines = ["| implementation | target | passed | failed | not tested |", "|---|---|---|---|---|"]
@@ -169,6 +184,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "groups of whole caches": lambda: rows_of_groups(of_caches=True),
     "groups": lambda: rows_of_groups(of_caches=False),
     "table of whole caches": table_of_whole_caches,
+    "bugs of the reference": lambda: rows_of_bugs("vectors"),
+    "bugs of whole caches": lambda: rows_of_bugs("cache"),
     "cases": lambda: f"{len(published()):,}",
     "building blocks": lambda: str(len(OPERATIONS) - len(STEPS)),
 }

@@ -2,8 +2,7 @@
 
 `bugs.toml` lists them. A bug of the reference is planted in a copy of it that is imported anew, and
 the copy is put to the test as anybody's kernel would be; a bug of whole caches is planted in a copy
-of `engine.py`. ``PYTHONPATH=tests python tests/conformance/mutants.py`` prints the rows of
-docs/conformance_bugs.md.
+of `engine.py`.
 """
 
 import importlib
@@ -74,17 +73,6 @@ CACHE_BUGS = bugs("cache", HERE)
 """Bugs of whole caches."""
 
 
-def rows() -> list[str]:
-    of_reference = ((bug, f" `{bug.file.relative_to(ROOT).as_posix()}` |") for bug in BUGS)
-    of_caches = ((bug, "") for bug in CACHE_BUGS)
-    met = {
-        bug: f" ([users met it]({bug.thread}))" if bug.thread else ""
-        for bug in (*BUGS, *CACHE_BUGS)
-    }
-    both = (*of_reference, *of_caches)
-    return [f"| {bug.name}{met[bug]} | `{bug.target}` |{last}" for bug, last in both]
-
-
 def planted_engine(bug: Bug | None) -> ModuleType:
     file = HERE / "engine.py"
     source = file.read_text(encoding="utf-8") if bug is None else bug.source
@@ -145,7 +133,3 @@ class Copy:
             name: each.value.astype(np.float32) if each.kind == "numbers" else each.value
             for name, each in self.expected(case).items()
         }
-
-
-if __name__ == "__main__":
-    print("\n".join(rows()))

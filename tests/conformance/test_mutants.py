@@ -4,7 +4,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
-from mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Copy, identifier, rows
+from mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Copy, identifier
+from registry_pages import PARTS
 from sampling import sampled
 
 from kvlab.reference.conformance import Status, published
@@ -47,8 +48,13 @@ def test_every_right_text_occurs_once_in_its_file():
 
 def test_the_list_in_the_documentation_is_this_one():
     page = Path("docs/conformance_bugs.md").read_text(encoding="utf-8")
-    listed = [line for line in page.splitlines() if line.startswith("| ")]
-    assert [line for line in listed if not line.startswith("| bug |")] == rows()
+    for mark, own in (("bugs of the reference", BUGS), ("bugs of whole caches", CACHE_BUGS)):
+        assert f"\n{{{{ {mark} }}}}\n" in page
+        listed = PARTS[mark]().splitlines()
+        assert len(listed) == 2 + len(own)
+        for line, bug in zip(listed[2:], own, strict=True):
+            assert line.startswith(f"| {bug.name}") and f"| `{bug.target}` |" in line
+            assert f"]({bug.thread})" in line or not bug.thread
     assert all(f"\n{len(each)} plausible bugs" in page for each in (BUGS, CACHE_BUGS))
     for bug in (bug for bug in ALL if bug.thread):
         assert bug.thread in page and f"*{bug.name}*" in page.replace("\n  ", " ")
