@@ -251,9 +251,12 @@ def page(results: list[Result]) -> str:
 
 
 def _distances_of(results: list[Result]) -> str:
-    """Write a row per class: what it was built as, and its distance from the stock model."""
-    rows = [(one.name, one.configuration, one.why) for one in results]
-    return Table(("class", "configuration", "distance"), rows, words=3).markdown()
+    """Write a line per configuration, with its classes and their distances, as `_reasons_of`."""
+    classes: dict[str, list[str]] = {}
+    for one in results:
+        classes.setdefault(one.configuration, []).append(f"{one.name} ({one.why})")
+    lines = sorted(classes.items(), key=lambda item: -len(item[1]))
+    return "\n".join(f"- **{escape_markdown(how)}**: {', '.join(names)}" for how, names in lines)
 
 
 def _reasons_of(results: list[Result]) -> str:

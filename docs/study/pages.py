@@ -29,7 +29,8 @@ from kvlab.reference.proofs.machine_checked import PLACE, theorems
 from study.readings import Difference, differences, pairs
 from study.stored import stored_summary
 
-HEAD = Path(__file__).parent / "heads" / "claims.md"
+PAGE = Path(__file__).parents[1] / "claims.md"
+"""What stands above the first paper is written by hand, and stays."""
 
 Results = Mapping[str, Result]
 """By the tags of claims."""
@@ -38,7 +39,8 @@ Results = Mapping[str, Result]
 def claims_page(results: Results) -> str:
     """Write everything that the papers contain, a block per item, in Markdown."""
     measured = list(differences(stored_summary("readings"), pairs()))
-    parts = [HEAD.read_text(encoding="utf-8")]
+    first_heading = f"## {paper(next(iter(PAPERS))).title}\n"
+    parts = [PAGE.read_text(encoding="utf-8").partition(first_heading)[0].removesuffix("\n")]
     for name in PAPERS:
         about = paper(name)
         parts.append(
