@@ -43,12 +43,13 @@ def main() -> None:
         llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=4, **greedy))
     params = SamplingParams(max_tokens=asked["tokens"], logprobs=None if timed else 1, **greedy)
     numbered = list(enumerate(asked["prompts"]))
-    requests, answers, at_once = {}, {}, 0
+    requests, accounts, answers, at_once = {}, [], {}, 0
     times = [(time.process_time(), time.perf_counter())]
     for together in [[each] for each in numbered] if one_by_one else [numbered]:
         for number, prompt in together:
             engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
         requests |= scheduler.requests
+        accounts += getattr(getattr(scheduler.connector, "manager", None), "accounts", {}).values()
         while engine.has_unfinished_requests():
             for output in engine.step():
                 answers[int(output.request_id)] = output.outputs[0]
@@ -58,7 +59,8 @@ def main() -> None:
     found = {"tokens": [[*answer.token_ids] for answer in written], "times": times}
     found |= {"version": __version__, "at_once": at_once}
     found["preempted"] = sum(each.num_preemptions for each in requests.values())
-    found["blocks"] = getattr(getattr(scheduler.connector, "counted", None), "data", {})
+    sums = {name: sum(vars(each)[name] for each in accounts) for name in ("evicted", "freed")}
+    found["blocks"] = sums if accounts else {}
     if not timed:
         found["log_probs"] = [
             [
