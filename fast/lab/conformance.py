@@ -21,6 +21,7 @@ from kvlab.fast.engine.step import Block, attend, begin, decide
 from kvlab.fast.engine.windows import max_pool, mean_pool
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.compression import compress
+from kvlab.fast.huggingface.rotary import rotation
 from kvlab.fast.kernels import attention
 from kvlab.fast.kernels.attention import compute_dtype
 from kvlab.fast.kernels.caote import eviction_errors
@@ -140,6 +141,14 @@ def _pool(x, kernel, pooling, border):
     if pooling == "max":
         return max_pool(x[None], kernel, present)[0]
     return mean_pool(x[None], kernel, border, present)[0]
+
+
+def _rotate(x, positions, base, rotated, neighbours):
+    first, second = slice(rotated // 2), slice(rotated // 2, rotated)
+    if neighbours:
+        first, second = slice(0, rotated, 2), slice(1, rotated, 2)
+    frequencies = base ** (-torch.arange(0, rotated, 2) / rotated)
+    return rotation(frequencies, first, second)(x, positions)
 
 
 # --- steps of a method ---------------------------------------------------------------------------
@@ -361,6 +370,7 @@ IMPLEMENTATIONS = {
     "attend_coded": _attend_coded,
     "encode": _encode,
     "eviction_error": _errors_of_rows,
+    "rotate": _rotate,
     "pool": _pool,
     "outlier_score": lambda x, over: outlier_scores(x, x.shape[-1], over)[..., 0],
     "*.observe": _observe,

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlab.reference.attention import attend
 from kvlab.reference.codes import E2M1, E4M3, Code
-from kvlab.reference.conformance import blocks, events
+from kvlab.reference.conformance import blocks, events, serving
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions.fp8 import FORMATS, FP8
 from kvlab.reference.precisions.nvfp4 import BLOCK, NVFP4
@@ -465,6 +465,10 @@ BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "attend_pages": _paged,
     "compact_pages": _moves,
     "encode": _to_encode,
+    "attend_requests": serving.requests_drawn,
+    "merge_states": serving.states_drawn,
+    "write_pages": serving.writes_drawn,
+    "rotate": serving.rotations_drawn,
     "events": events.drawn,
     "eviction_error": _retention,
     "pool": lambda source, G, n, **parameters: ({"x": source.uniform(G, n)}, parameters),

@@ -42,6 +42,12 @@ class Kind(IntEnum):
     """It reads all its tokens again, those of evicted pages too."""
     FREE = 8
     """It ends, or is aborted; a request of the same number may arrive."""
+    REJECT = 9
+    """So many of the newest tokens are taken back, with the blocks that hold none of the others."""
+
+
+COUNTED = (Kind.READ, Kind.EVICT, Kind.REJECT)
+"""Events that have a number of tokens or of a page."""
 
 
 @dataclass
@@ -134,6 +140,8 @@ class Pool:
             return full and request.table[count] != NOBODY
         if kind == Kind.PREEMPT:
             return bool(request.columns)
+        if kind == Kind.REJECT:
+            return self.may_take_back(request, count)
         return not request.in_flight and not (kind == Kind.SCHEDULE and number in self.lost)
 
     def happen(self, kind: Kind, number: int, other: int, count: int, column: int) -> list[int]:
@@ -158,10 +166,10 @@ class Pool:
             request.in_flight = False
         elif kind == Kind.EVICT:
             self.drop(request, count)
+        elif kind == Kind.REJECT:
+            self.take_back(request, count)
         elif kind == Kind.RETURN:
-            again, request.columns, request.waits = request.columns, [], False
-            for old in again:
-                self.write(request, old)
+            self.come_back(request)
         elif kind in (Kind.PREEMPT, Kind.FREE):
             self.leave(kind, number, request)
         return [*range(column, column + {Kind.READ: count, Kind.LAND: 1}.get(kind, 0))]
@@ -173,6 +181,26 @@ class Pool:
             pages, tokens = len(old.table), len(old.columns)
         self.requests[number] = Request(old.table[:pages], old.columns[:tokens])
         self.users[[block for block in old.table[:pages] if block != NOBODY]] += 1
+
+    def come_back(self, request: Request) -> None:
+        """Let a request that waits read its tokens again."""
+        again, request.columns, request.waits = request.columns, [], False
+        for old in again:
+            self.write(request, old)
+
+    def may_take_back(self, request: Request, count: int) -> bool:
+        """Whether some tokens stay, and the page of the next one is not evicted."""
+        place, row = divmod(len(request.columns) - count, self.page)
+        some = 0 < count < len(request.columns) and not request.in_flight
+        return some and (row == 0 or request.table[place] != NOBODY)
+
+    def take_back(self, request: Request, count: int) -> None:
+        """Forget the newest tokens, and give up the pages that hold none of the others."""
+        request.columns = request.columns[:-count]
+        pages = -(-len(request.columns) // self.page)
+        for place in range(pages, len(request.table)):
+            self.drop(request, place)
+        request.table = request.table[:pages]
 
     def leave(self, kind: Kind, number: int, request: Request) -> None:
         """Take all blocks from a request, which ends or waits."""
@@ -192,7 +220,7 @@ def script_of(text: str) -> Array:
     """Return the rows of a script such as ``arrive 0; read 0 5; arrive 1 0 1; land 0``.
 
     What an event does not need is left out: ``arrive REQUEST [OTHER PAGES]``, ``fork REQUEST
-    OTHER``, ``read REQUEST TOKENS``, ``evict REQUEST PAGE``.
+    OTHER``, ``read REQUEST TOKENS``, ``evict REQUEST PAGE``, ``reject REQUEST TOKENS``.
     """
     rows = []
     for line in text.split(";"):
@@ -208,7 +236,7 @@ def text_of(script: Array) -> str:
     told = []
     for kind, number, other, count in script.tolist():
         rest = [other] if other != NOBODY else []
-        rest += [count] if kind in (Kind.READ, Kind.EVICT) or (other != NOBODY and count) else []
+        rest += [count] if kind in COUNTED or (other != NOBODY and count) else []
         told.append(" ".join(map(str, [Kind(kind).name.lower(), number, *rest])))
     return "; ".join(told)
 
@@ -236,7 +264,7 @@ def drawn_script(
         count //= 2 if kind == Kind.ARRIVE else 1
         if kind not in (Kind.ARRIVE, Kind.FORK) or (kind == Kind.ARRIVE and count == 0):
             other = NOBODY
-        count *= kind in (Kind.ARRIVE, Kind.READ, Kind.EVICT)
+        count *= kind in (Kind.ARRIVE, *COUNTED)
         if not pool.allows(kind, number, other, count) or (kind == Kind.READ and count == 0):
             continue
         tried = deepcopy(pool)

@@ -141,6 +141,8 @@ def _definition(case: Case) -> dict[str, Any]:
     fixed = {name: x for name, x in case.parameters.items() if name not in scalars}
     told = {} if case.method else fixed
     words = ["kvlab", case.target, *(x or f"without {name}" for name, x in told.items())]
+    if not case.method:
+        words += [f"without {name}" for name in operation.inputs if name not in case.inputs]
     words += [f"{axis}{n}" for axis, n in others.items()]
     filled = {
         "target": case.target,

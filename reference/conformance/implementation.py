@@ -274,7 +274,7 @@ def to_numpy(x: Any) -> Array:
         host = x.detach().cpu()
     elif hasattr(x, "get") and hasattr(x, "device"):  # CuPy
         host = x.get()
-    if "bfloat16" in str(getattr(host, "dtype", "")):
+    if any(kind in str(getattr(host, "dtype", "")) for kind in ("bfloat16", "float8")):
         host = host.float() if hasattr(host, "float") else host.astype("float32")
     if isinstance(host, list | tuple | int | float) or hasattr(host, "__array__"):
         found = np.asarray(host)

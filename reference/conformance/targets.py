@@ -8,13 +8,13 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
-from kvlab.reference.conformance import blocks, events, stages, whole_cache
+from kvlab.reference.conformance import blocks, events, serving, stages, whole_cache
 from kvlab.reference.conformance.operation import DESCRIBED, OPERATIONS, Field, Operation
 from kvlab.reference.conformance.vectors import Case, Expected, difference
 from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 
-ANSWERED = (blocks, events, stages, whole_cache)
+ANSWERED = (blocks, serving, events, stages, whole_cache)
 """Files that answer operations, in the order in which these are listed."""
 
 STEPS = tuple(name for name, each in OPERATIONS.items() if each.of_method)

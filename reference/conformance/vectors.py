@@ -202,6 +202,7 @@ def difference(
         with np.errstate(invalid="ignore"):
             wrong = ~(np.abs(x - value) <= allowed)
         wrong = np.where(np.isposinf(value), ~(x >= HUGE), wrong)
+        wrong = np.where(np.isneginf(value), ~(x <= -HUGE), wrong)
     elif expected.kind == "at_most":
         wrong = ~((x > 0) & (x <= value))
     else:

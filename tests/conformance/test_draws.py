@@ -16,6 +16,7 @@ from kvlab.reference.conformance.implementation import Functions, exact_in_16_bi
 from kvlab.reference.conformance.made import STREAMS, drawn_case, sized_cases
 from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.report import Status
+from kvlab.reference.conformance.serving import STATES
 from kvlab.reference.conformance.targets import STEPS, answer
 from kvlab.reference.method import CommonOptions
 from kvlab.reference.selection import keep_set
@@ -26,7 +27,7 @@ quickly = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TABLES = (draws.ATTENTION, draws.SCORES, draws.CHANGES, draws.ENCODED, draws.RETENTION)
+TABLES = (draws.ATTENTION, draws.SCORES, draws.CHANGES, draws.ENCODED, draws.RETENTION, STATES)
 
 
 def test_every_building_block_is_drawn_and_every_variant_is_chosen():

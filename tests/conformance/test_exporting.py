@@ -16,7 +16,7 @@ from kvlab.reference.conformance.made import sized_cases
 
 TARGETS = (
     *("attend", "h2o.observe", "caote:h2o.score", "keep_set", "quantize", "encode"),
-    *("attend_pages", "compact_pages"),
+    *("attend_pages", "compact_pages", "attend_requests", "write_pages"),
 )
 
 ATTEND = """

@@ -30,7 +30,10 @@ KERNELS = (
 )
 """Building blocks that Triton kernels compute."""
 
-PAGES = {"attend_pages", "compact_pages", "events"}
+PAGES = {
+    *("attend_pages", "compact_pages", "events"),
+    *("attend_requests", "merge_states", "write_pages"),
+}
 """A cache of slots has no block tables."""
 
 

@@ -125,10 +125,16 @@ class Engine:
         self.preempt(number, other, count)
         del self.live[number]
 
+    def reject(self, number, other, count):
+        request = self.live[number]
+        del request.tokens[-count:]
+        for place in [n for n in request.blocks if n * self.page >= len(request.tokens)]:
+            self.pool.drop(request.blocks.pop(place))
+
 
 KINDS = (
     *(Engine.arrive, Engine.read, Engine.schedule, Engine.land, Engine.evict, Engine.fork),
-    *(Engine.preempt, Engine.come_back, Engine.free),
+    *(Engine.preempt, Engine.come_back, Engine.free, Engine.reject),
 )
 
 
