@@ -192,9 +192,9 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     own = [point for point in each.points if point.budget is None]
     measure, figures = main_measure(each.points), figure_columns(each.points)
     solving = measure is SOLVED
+    title, heading = MAIN.get(measure, ("Perplexity", "perplexity"))
     if budgeted:
-        titles = {SOLVED: "Problems solved, %", ACCEPTED: "Tokens accepted, %"}
-        yield Heading(titles.get(measure, "Perplexity"), 3)
+        yield Heading(title, 3)
         yield accuracy_table(each)
         yield Text(ACCURACY_CAPTION)
     if each.gains:
@@ -218,7 +218,8 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
         yield Text(f"{TESTS_CAPTION} Pairs of error and KL are in the CSV and JSON files.")
     if budgeted:
         yield Heading("Memory, errors and time", 3)
-        yield tabulate(budgeted, (METHOD, Column("budget", marked_budget), *figures))
+        others = [column for column in figures if column.heading != heading]
+        yield tabulate(budgeted, (METHOD, Column("budget", marked_budget), *others))
     yield Text(FIGURES_CAPTION)
 
 
@@ -269,6 +270,11 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
     return write
 
 
+MAIN = {
+    SOLVED: ("Problems solved, %", "solved %"),
+    ACCEPTED: ("Tokens accepted, %", "accepted %"),
+}
+"""Title of the first table, and the column that stands there and not once more, by measure."""
 METHOD = Column("method")
 FIGURES = (
     Column("solved %", "interval", lambda share: share.percent()),
