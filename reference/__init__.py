@@ -32,6 +32,7 @@ from kvlab.reference.observation import Clock as Clock
 from kvlab.reference.observation import Needs as Needs
 from kvlab.reference.observation import Observation as Observation
 from kvlab.reference.policy import AfterPrefill as AfterPrefill
+from kvlab.reference.policy import AfterPrefillThenEveryDecode as AfterPrefillThenEveryDecode
 from kvlab.reference.policy import AfterPrefillThenEverySeen as AfterPrefillThenEverySeen
 from kvlab.reference.policy import Budget as Budget
 from kvlab.reference.policy import Edges as Edges

@@ -13,6 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from kvlab.reference.notation import Array
+
 SPECIFICATION = re.compile(r"\w+(?::\w+)?@\w+=[\w.]+(?:,\w+=[\w.]+)*|\w+:\w+")
 """``name@option=value,...``, or a wrapper and its base."""
 
@@ -53,6 +58,28 @@ def printed_tables(paper: str) -> dict[str, Any]:
 def read_data(path: str) -> dict[str, Any]:
     """Read a file of TOML beside the code, by its path below ``reference/``."""
     return tomllib.loads((files("kvlab.reference") / path).read_text(encoding="utf-8"))
+
+
+@cache
+def query_statistics(path: str, name: str, layers: int, heads: int, d: int) -> Array:
+    """Return what ``kvlab trace --statistics`` wrote of a model's queries before their rotation.
+
+    ``mean`` and ``length``, the mean length of the pair of channels that is rotated together, are
+    ``[layers, heads, d]``, ``covariance`` is ``[layers, heads, d, d]``.
+
+    Raises:
+        ValueError: if there is no such file, or it is of a model of other sizes.
+    """
+    try:
+        found = load_file(path)[name].astype(float)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ValueError(f"statistics = {path!r} cannot be read: {error}") from None
+    if found.shape[:3] != (layers, heads, d):
+        raise ValueError(
+            f"statistics = {path!r} must be of this model, with {layers} layers, {heads} query "
+            f"heads and {d} channels: {name} has the shape {found.shape}"
+        )
+    return found
 
 
 def import_file(file: Path, name: str) -> ModuleType:

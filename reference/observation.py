@@ -1,5 +1,6 @@
 """What one block of queries sees in one layer, its place in the text, and what a score reads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,10 @@ class Clock:
         return max(0, self.seen - self.block - self.prompt)
 
 
+Rotate = Callable[[Float[Array, "..."], Int[Array, "..."]], Float[Array, "..."]]
+"""Rotates vectors ``[..., d]`` by a number of positions ``[...]`` (RoPE)."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """Everything that one block of queries saw in one layer."""
@@ -70,10 +75,19 @@ class Observation:
     does not read them."""
     layers: int = 1
     """Layers of the model, those that no policy compresses included."""
+    rotary: Rotate | None = None
+    """The layer's rotary embedding. None if the score does not read it."""
 
     def logits(self, queries: Float[Array, "G rho w d"]) -> Float[Array, "G rho w n"]:
         """Logits of these queries over the present entries, as the model computes them."""
         return logits(queries, self.keys, self.softcap)
+
+    def rotate(
+        self, vectors: Float[Array, "*batch d"], by: Int[Array, "..."]
+    ) -> Float[Array, "*batch d"]:
+        """Rotate vectors by a number of positions, for a score that reads the rotary embedding."""
+        assert self.rotary is not None
+        return self.rotary(vectors, by)
 
     @property
     def query_positions(self) -> Int[Array, " m"]:
@@ -97,6 +111,8 @@ class Needs:
     """Whether the score may observe several generated tokens together, once a decision is due."""
     hidden_states: bool = False
     """Whether the score reads `Observation.hidden_states`; only models have them, not traces."""
+    rotary: bool = False
+    """Whether the score calls `Observation.rotate`; only models rotate, not traces."""
 
 
 NO_ATTENTION = Needs(rows="none")

@@ -226,6 +226,16 @@ class AfterPrefillThenEverySeen(Periodic):
 
 
 @dataclass(frozen=True)
+class AfterPrefillThenEveryDecode(EveryDecode):
+    """When the prompt is complete, then whenever ``every`` more tokens were generated."""
+
+    words = "when the prompt is complete, then at generated token W, 2W, … for W = {every}"
+
+    def due(self, clock: Clock) -> bool:
+        return clock.prefill_ends or super().due(clock)
+
+
+@dataclass(frozen=True)
 class EverySeenBeyond(Periodic):
     """Whenever ``every`` more were seen, counted from the first ``start`` on."""
 

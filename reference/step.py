@@ -4,16 +4,16 @@
 ends the step of all layers where these keep the same entries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
-from kvlab.reference.observation import Clock, Observation
+from kvlab.reference.observation import Clock, Observation, Rotate
 from kvlab.reference.policy import Policy, Score
 from kvlab.reference.selection import keep_set
 
@@ -28,8 +28,8 @@ class Block:
     keys: Float[Array, "G m d"]
     values: Float[Array, "G m d"]
     confidence: Float[Array, " t"]
-    rotate: Callable[[Float[Array, "..."], Int[Array, "..."]], Float[Array, "..."]] | None = None
-    """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
+    rotate: Rotate | None = None
+    """The layer's rotary embedding, for ``reposition`` and for scores that read it."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
     hidden_states: Float[Array, "m D"] | None = None
@@ -151,6 +151,7 @@ def _observe_attention(
         softcap=block.softcap,
         hidden_states=block.hidden_states if policy.score.needs.hidden_states else None,
         layers=block.layers,
+        rotary=block.rotate if policy.score.needs.rotary else None,
     )
     return output, seen
 
@@ -228,6 +229,10 @@ def _check_block(policy: Policy, cache: LayerCache, block: Block) -> None:
         raise ValueError(
             f"hidden_states must have a row for each of the {m} tokens, because {policy.name} "
             "reads them: only models hand them over"
+        )
+    if policy.score.needs.rotary and block.rotate is None:
+        raise ValueError(
+            f"{policy.name} reads the rotary embedding: only models that have one hand it over"
         )
     for name in ("queries", "keys", "values", *hidden):
         if not np.isfinite(getattr(block, name)).all():

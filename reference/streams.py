@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.notation import Array
-from kvlab.reference.observation import Clock
+from kvlab.reference.observation import Clock, Rotate
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult, empty_cache, step
+from kvlab.reference.transformer import turn
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Stream:
     """Number of the layer; policies that draw at random depend on it."""
     layers: int = 1
     """Layers of the model."""
+    rotate: Rotate | None = None
+    """A rotary embedding, for scores that read it."""
 
     @property
     def tokens(self) -> int:
@@ -64,6 +67,7 @@ class Stream:
                 np.asarray(self.keys[:, piece], np.float64),
                 np.asarray(self.values[:, piece], np.float64),
                 confidence[: self.first + last],
+                self.rotate,
                 softcap=self.softcap,
                 layers=self.layers,
             )
@@ -151,4 +155,14 @@ def random_stream(
     confidence = source.uniform(t)
     confidence[:prompt] = np.nan
     blocks = block_lengths(prompt, generated, block)
-    return Stream(2 * draw(G, rho, t, d), draw(G, t, d), draw(G, t, d), confidence, prompt, blocks)
+    vectors = 2 * draw(G, rho, t, d), draw(G, t, d), draw(G, t, d)
+    return Stream(*vectors, confidence, prompt, blocks, rotate=rotary)
+
+
+def rotary(
+    vectors: Float[Array, "*batch d"], positions: Int[Array, "..."]
+) -> Float[Array, "*batch d"]:
+    """Turn channels c and c + d/2 of vectors by positions · 10000^(-2c/d), as most models do."""
+    frequencies = 10000.0 ** (-np.arange(0, vectors.shape[-1], 2) / vectors.shape[-1])
+    angles = positions[..., None] * frequencies
+    return turn(vectors, (np.cos(angles), np.sin(angles)))

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import State
+from kvlab.reference.files import query_statistics
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
 
@@ -21,6 +22,13 @@ def remember_queries(state: State, seen: Observation, size: int) -> State:
         queries = np.concatenate([state.stream["queries"], queries], axis=2)
         positions = np.concatenate([state.stream["query_positions"], positions])
     return state.with_stream(queries=queries[:, :, -size:], query_positions=positions[-size:])
+
+
+def query_statistic(path: str, name: str, seen: Observation) -> Float[Array, "G rho *rest"]:
+    """Return a statistic of the queries of this layer from a file; see `query_statistics`."""
+    G, rho, _, d = seen.queries.shape
+    found = query_statistics(path, name, seen.layers, G * rho, d)[seen.layer]
+    return found.reshape(G, rho, *found.shape[1:])
 
 
 def window_logits(

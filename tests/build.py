@@ -8,7 +8,7 @@ from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy, Score
 from kvlab.reference.step import select
-from kvlab.reference.streams import Stream, block_lengths, run_stream
+from kvlab.reference.streams import Stream, block_lengths, rotary, run_stream
 
 Array = np.ndarray
 
@@ -123,5 +123,5 @@ def run(policy: Policy, queries, keys, values, prompt: int, block: int | None = 
     t = keys.shape[1]
     confidence = np.where(np.arange(t) < prompt, np.nan, np.random.default_rng(0).random(t))
     blocks = block_lengths(prompt, t - prompt, block)
-    given = Stream(queries, keys, values, confidence, prompt, blocks, layer=layer)
+    given = Stream(queries, keys, values, confidence, prompt, blocks, layer=layer, rotate=rotary)
     return list(run_stream(policy, given))

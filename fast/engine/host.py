@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Needs, Observation
+from kvlab.fast.engine.observation import Needs, Observation, Rotate
 from kvlab.fast.engine.policy import Budget, Protect, Retention, Score
 from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
 from kvlab.reference import policy as reference
@@ -23,6 +23,7 @@ from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.observation import Observation as ReferenceObservation
+from kvlab.reference.observation import Rotate as ReferenceRotate
 from kvlab.reference.step import check_scores, check_state
 
 STREAM = "sequences"
@@ -51,7 +52,9 @@ class HostScore(Score[reference.Score]):
     @property
     def needs(self) -> Needs:
         needs = self.spec.needs
-        return Needs(needs.rows, needs.prompt, hidden_states=needs.hidden_states)
+        return Needs(
+            needs.rows, needs.prompt, hidden_states=needs.hidden_states, rotary=needs.rotary
+        )
 
     def observe(self, state: State, seen: Observation) -> None:
         for row in sequences(seen):
@@ -163,6 +166,7 @@ class HostSequence:
             confidence=as_array(seen.confidence[number, : self.clock.seen]),
             softcap=seen.view.softcap,
             hidden_states=None if hidden is None else as_array(hidden[number, first:]),
+            rotary=on_arrays(seen.rotations[0]) if seen.rotations else None,
         )
 
     def _attention(self, seen: Observation, rho: int, block: int) -> Array:
@@ -212,6 +216,11 @@ def sequences(seen: Observation) -> list[HostSequence]:
     if STREAM not in seen.memo:
         seen.memo[STREAM] = [HostSequence(seen, number) for number in range(len(seen.clock.rows))]
     return seen.memo[STREAM]
+
+
+def on_arrays(rotate: Rotate) -> ReferenceRotate:
+    """Return a rotation of tensors as one of NumPy arrays."""
+    return lambda vectors, by: as_array(rotate(torch.tensor(vectors), torch.tensor(by)))
 
 
 def as_array(x: Tensor) -> Any:

@@ -41,7 +41,7 @@ class Block:
     values: Float[Tensor, "N G m d"]
     confidence: Float[Tensor, "N t"]
     rotate: Rotate | None = None
-    """Needed by ``reposition`` only."""
+    """For ``reposition``, and for scores that read it."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
     hidden_states: Float[Tensor, "N m D"] | None = None

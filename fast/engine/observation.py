@@ -248,6 +248,8 @@ class Observation:
     """Attention that the queries pay to every entry, for a score that reads it."""
     hidden_states: Float[Tensor, "N m D"] | None = None
     """As in the reference, in the number format of the computation, for a score that reads them."""
+    rotations: Sequence[Rotate] = ()
+    """The rotary embedding of each layer, for a score that reads them."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this observation and are used again."""
 
@@ -305,6 +307,13 @@ class Observation:
     def logits(self, queries: Float[Tensor, "N G rho w d"]) -> Float[Tensor, "N G rho w n"]:
         """Logits of these queries over the present entries, as the model computes them."""
         return logits(queries, self.keys, self.view.softcap)
+
+    def rotate(self, vectors: Tensor, by: Tensor) -> Tensor:
+        """Rotate vectors ``[N, ..., d]`` by positions ``[N or 1, ...]``, as each layer does."""
+        layers = len(self.rotations)
+        by = by.expand(len(vectors), *by.shape[1:])
+        given = zip(self.rotations, vectors.chunk(layers), by.chunk(layers), strict=True)
+        return joined([rotate(*own) for rotate, *own in given])
 
     def part(self, rows: slice, attended: Attended) -> "Observation":
         """Return what some rows of the block saw."""

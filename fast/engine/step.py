@@ -92,6 +92,8 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     assert step is not None
     view = _write(step, cache, place, block) if shared else _append(step, cache, block)
     queries = block.queries.to(cache.dtype)
+    if policy.needs.rotary and block.rotate is None:
+        raise ValueError(f"{policy.name} reads the rotary embedding: the block must have it")
     if policy.specification.reposition:
         queries, view = reposition(queries, view, block.clock.seen, block.rotate)
     if not shared:
@@ -142,6 +144,7 @@ def _observation(group: Group, step: Step) -> Observation:
         view=step.view or LayerView(group.cache, block.softcap),
         confidence=block.confidence,
         hidden_states=joined(given).to(queries.dtype) if given else None,
+        rotations=[each.rotate for each in step.blocks if each.rotate is not None],
     )
 
 

@@ -10,8 +10,10 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.kernels.attention import visible
+from kvlab.fast.kernels.codes import constant
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry
 from kvlab.fast.kernels.prefill import received_attention
+from kvlab.reference.files import query_statistics
 from kvlab.reference.windows import Border
 
 
@@ -31,6 +33,15 @@ def remember_queries(state: State, seen: Observation, size: int) -> None:
     elif queries.shape[3] < seen.queries.shape[3]:
         queries, positions = queries.clone(), positions.clone()
     state.stream["queries"], state.stream["query_positions"] = queries, positions
+
+
+def query_statistic(path: str, name: str, seen: Observation) -> Float[Tensor, "N G rho *rest"]:
+    """Return a statistic of the queries of each row's layer from a file."""
+    N, G, rho, _, d = seen.queries.shape
+    of = path, name, seen.layers, G * rho, d
+    every = constant(query_statistics, of, seen.queries.device, seen.queries.dtype)
+    rows = torch.stack([every[layer] for layer in seen.numbers]).unflatten(1, (G, rho))
+    return rows.repeat_interleave(N // len(rows), dim=0)
 
 
 def _last_real(

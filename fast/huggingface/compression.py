@@ -74,13 +74,20 @@ def compress(
     attachment = Attachment(model, policy, watch, policy_for)
     if graphs:
         refuse_graphs(attachment)
-    if policy.specification.reposition:
-        attachment.rotations = rotations_of(model)
+    if asking := _asks_for_rotations(policy):
+        attachment.rotations = rotations_of(model, asking)
     if verify:
         attachment.not_compared = check_agreement(attachment)
         attachment.reads_in_pieces = attachment.reads_in_pieces or reads_in_pieces(model)
     attachment.enter_context(attached(attachment, block_size, graphs))
     return CompressedCache(attachment)
+
+
+def _asks_for_rotations(policy: Policy) -> str | None:
+    """Name what has to know how the model rotates queries and keys; None if nothing has."""
+    if policy.specification.reposition:
+        return "reposition = True"
+    return policy.name if policy.needs.rotary else None
 
 
 def _check_block_size(block_size: int | None) -> None:

@@ -28,26 +28,28 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 5e-3, torc
 a rotated channel is the rounded sum of two rounded products."""
 
 
-def rotations_of(model: Any) -> list[Rotation]:
+def rotations_of(model: Any, asking: str) -> list[Rotation]:
     """Return how every compressed layer rotates queries and keys.
 
-    ValueError names a layer that does something else, and what was seen.
+    ValueError names who is ``asking``, a layer that does something else, and what was seen.
     """
     name, limit = type(model).__name__, longest_alike(model)
     if limit is not None:
         raise ValueError(
-            f"reposition = True cannot be used with {name}, because its rotary embedding takes "
+            f"{asking} cannot be used with {name}, because its rotary embedding takes "
             f"other frequencies beyond {limit} tokens"
         )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(
-            f"reposition = True cannot be used with {name}, because its forward takes no "
+            f"{asking} cannot be used with {name}, because its forward takes no "
             "position_ids: what its layers do with positions cannot be found out"
         )
-    start = _read(model, 0)
+    start = _read(model, 0, asking)
     known = [list(rotations(model, block.keys.shape[-1])) for block in start]
     for position in POSITIONS:
-        for layer, (at_start, block) in enumerate(zip(start, _read(model, position), strict=True)):
+        for layer, (at_start, block) in enumerate(
+            zip(start, _read(model, position, asking), strict=True)
+        ):
             by = torch.full((1,), position, device=block.keys.device)
             distances = [_distances(rotate, by, at_start, block) for rotate in known[layer]]
             allowed = TOLERANCE[block.keys.dtype]
@@ -56,16 +58,16 @@ def rotations_of(model: Any) -> list[Rotation]:
                 nearest = min(distances, key=lambda pair: max(pair.values()))
                 seen = " and ".join(f"{what} by {far:.2g}" for what, far in nearest.items())
                 raise ValueError(
-                    f"reposition = True cannot be used with {name}: what layer {block.layer} does "
+                    f"{asking} cannot be used with {name}: what layer {block.layer} does "
                     f"at position {position} is no rotation that kvlab knows (from the nearest "
-                    f"one differ {seen} of their length), so its keys cannot be moved"
+                    f"one differ {seen} of their length)"
                 )
             known[layer] = [one for one, fit in zip(known[layer], fits, strict=True) if fit]
     return [candidates[0] for candidates in known]
 
 
 @torch.inference_mode()
-def _read(model: Any, position: int) -> list[Block]:
+def _read(model: Any, position: int, asking: str) -> list[Block]:
     """Return what the compressed layers are given for one token at a position."""
     blocks: list[Block] = []
     ids = texts(model)[0][:1, :1]
@@ -85,7 +87,7 @@ def _read(model: Any, position: int) -> list[Block]:
         raise
     except Exception as error:
         raise ValueError(
-            f"reposition = True cannot be used with {type(model).__name__}, which does not read a "
+            f"{asking} cannot be used with {type(model).__name__}, which does not read a "
             f"token at position {position} alone ({' '.join(str(error).split())})"
         ) from error
     finally:

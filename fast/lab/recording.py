@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvlab.fast import compress
 from kvlab.fast.engine.step import Block, StepResult
+from kvlab.fast.huggingface.repositioning import rotations_of
 from kvlab.reference.checks import check_choice
 from kvlab.reference.simulator.trace import DTYPES, Trace, Vectors, join_blocks
 
@@ -56,6 +58,26 @@ def record_trace(
     tokens = written[0, padding:].tolist()
     name = name or _name(model)
     return join_blocks(blocks, tokens, confidence=confidence, model=name, **seen)
+
+
+def query_statistics(model: Any, trace: Trace) -> dict[str, Tensor]:
+    """Return what `kvlab.reference.files.query_statistics` reads, of a trace of all layers.
+
+    Numbers of layers that are not compressed are NaN.
+    """
+    _, G, rho, _, d = trace.shape
+    positions, layers = torch.from_numpy(trace.positions), trace.metadata.model_layers
+    unknown = torch.full((layers or len(trace.queries), G * rho, d, d), torch.nan)
+    found = {"mean": unknown[..., 0].clone(), "length": unknown[..., 0].clone()}
+    found["covariance"] = unknown
+    rotations = rotations_of(model, "--statistics")
+    for layer, turned, rotate in zip(trace.metadata.layers, trace.queries, rotations, strict=True):
+        queries = rotate(torch.from_numpy(turned).double(), -positions).flatten(0, 1)
+        together = rotate(torch.eye(d), torch.ones(d)) != 0
+        found["mean"][layer] = queries.mean(dim=1)
+        found["length"][layer] = (queries.square() @ together.double()).sqrt().mean(dim=1)
+        found["covariance"][layer] = torch.stack([each.T.cov(correction=0) for each in queries])
+    return found
 
 
 def _chosen(layers: Iterable[int] | None, available: list[int]) -> list[int]:

@@ -65,7 +65,9 @@ class EvictionError(Around[reference.EvictionError]):
         inner = self.inner.needs
         if type(self.inner).retention is Score.retention:
             return inner
-        return Needs(inner.rows, inner.prompt, hidden_states=inner.hidden_states)
+        return Needs(
+            inner.rows, inner.prompt, hidden_states=inner.hidden_states, rotary=inner.rotary
+        )
 
     @property
     def tensors_alone(self) -> bool:

@@ -126,7 +126,7 @@ def check_policy(settings: Settings) -> None:
         (not isinstance(policy.budget, Pages), "evict whole blocks down to a budget"),
         (early, "decide after attention and leave positions as they are"),
         (ours.precision.quantises, "leave the precision as it is: vLLM stores entries"),
-        (ours.needs.hidden_states, "read keys and queries alone"),
+        (ours.needs.hidden_states or ours.needs.rotary, "read keys and queries alone"),
     ):
         if wrong:
             raise UnsupportedError(f"method = {settings.method!r} must {must}")

@@ -16,6 +16,7 @@ from kvlab.reference.conformance.targets import (
     answer,
     composition,
     examples_of,
+    has_vectors,
     operation_of,
 )
 from kvlab.reference.conformance.vectors import Case
@@ -174,6 +175,8 @@ def method_cases(
     example: Example, size: str, seed: int = 0, steps: Collection[str] = STEPS
 ) -> Iterator[Case]:
     """Draw the cases of some steps of an example on all streams of a size."""
+    if not has_vectors(base_name(example.spec)):
+        return
     option = _is_option(example)
     for group, told in STREAMS[size].items():
         sizes = {name: x for name, x in told.items() if name not in NO_SIZES}

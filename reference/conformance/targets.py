@@ -24,6 +24,13 @@ WIDE = {np.dtype(np.float32): np.float64, np.dtype(np.int32): np.int64}
 """Number formats that the reference computes with in place of those of the files."""
 
 
+def has_vectors(name: str) -> bool:
+    """Whether a method can be tested: vectors hold no rotary embedding."""
+    return not any(
+        methods.get(each.spec, each.budget).score.needs.rotary for each in methods.examples_of(name)
+    )
+
+
 def composition(spec: str) -> str:
     """Return a method without its options, in registry syntax."""
     return methods.variants().get(spec, spec).partition("@")[0]
@@ -77,6 +84,8 @@ def operation_of(target: str) -> Operation:
     if not method:
         return found
     methods.parse(method)
+    if not has_vectors(methods.base_name(method)):
+        raise ValueError(f"target = {target!r} must read no rotary embedding: no vector holds one")
     columns: dict[str, Column] = {}
     for example in examples_of(method):
         columns |= methods.get(example.spec, example.budget).score.columns

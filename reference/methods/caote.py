@@ -103,7 +103,9 @@ class EvictionError(Around):
         inner = self.inner.needs
         if type(self.inner).retention is Score.retention:
             return inner
-        return Needs(inner.rows, inner.prompt, hidden_states=inner.hidden_states)
+        return Needs(
+            inner.rows, inner.prompt, hidden_states=inner.hidden_states, rotary=inner.rotary
+        )
 
     @property
     def ordinal(self) -> bool:

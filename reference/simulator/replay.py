@@ -90,6 +90,8 @@ def check_replay(trace: Trace, policies: Sequence[Policy], block_size: int | Non
             raise ValueError(f"{policy.name}: reposition needs a model's rotary embedding")
         if policy.score.needs.hidden_states:
             raise ValueError(f"{policy.name} reads hidden states, which traces do not hold")
+        if policy.score.needs.rotary:
+            raise ValueError(f"{policy.name} reads the rotary embedding, which traces do not hold")
 
 
 def over_layers(

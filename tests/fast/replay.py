@@ -7,7 +7,6 @@ what the fast side kept, so that every step is compared from the same state.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,8 +15,10 @@ from models import prompts
 
 from kvlab.fast import compress
 from kvlab.fast.engine.cache import BatchClock, LayerCache
+from kvlab.fast.engine.host import on_arrays
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import Block, attend, begin, finish
+from kvlab.fast.huggingface.rotary import rotation
 from kvlab.fast.methods import port
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
@@ -206,15 +207,17 @@ def reference_block(block: Block, number: int) -> ReferenceBlock:
         as_array(block.keys[number, :, -m:]),
         as_array(block.values[number, :, -m:]),
         as_array(block.confidence[number, : clock.seen]),
-        None if block.rotate is None else partial(rotate_arrays, block.rotate),
+        None if block.rotate is None else on_arrays(block.rotate),
         block.softcap,
         None if block.hidden_states is None else as_array(block.hidden_states[number, -m:]),
         block.layers,
     )
 
 
-def rotate_arrays(rotate, vectors: np.ndarray, by: np.ndarray) -> np.ndarray:
-    return as_array(rotate(torch.tensor(vectors), torch.tensor(by)))
+def rotation_of(layer: int, d: int):
+    """Return a rotary embedding that no other layer has."""
+    frequencies = torch.tensor(10.0 + layer) ** (-torch.arange(0, d, 2) / d)
+    return rotation(frequencies, slice(d // 2), slice(d // 2, d))
 
 
 def as_array(x: torch.Tensor) -> np.ndarray:
@@ -252,7 +255,7 @@ def random_blocks(seed: int, heads, prompts, steps: int, block_size, dtype, laye
             for q, k, v in zip(queries, keys, values, strict=True)
         ]
         yield [
-            Block(clock, layer, *vectors, confidence, layers=layers)
+            Block(clock, layer, *vectors, confidence, rotation_of(layer, d), layers=layers)
             for layer, vectors in enumerate(cut)
         ]
 

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from itertools import cycle, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import transformers
 from cases import ALL, BUDGETED, CODED, KINDS, ONE_EACH, budget_of
 from models import CONFIGS, SHAPE, Between, built, prompts, tiny, written
 from packaging.version import Version
-from replay import Tolerance, follow_with_reference
+from replay import Tolerance, follow_with_reference, rotation_of
 from sampling import diagonal, sampled
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
@@ -24,7 +25,7 @@ from kvlab.fast.engine.step import MOST_WAITING, plan
 from kvlab.fast.kernels import attention
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
-from kvlab.reference.generate import advance, prefill
+from kvlab.reference.generate import Session, advance, prefill
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import AfterPrefill
 from kvlab.reference.transformer import Transformer
@@ -40,6 +41,8 @@ SOME = (
     "caote:h2o",
     "caote:tova@every=5",
     "ahakv@recent=3",
+    "expected_attention@every=6,ahead=5,sinks=1",
+    "triattention@every=4,layers=apart,prompt=free",
     "kivi@group=4,residual=8",
     "ddks@interval=6,selector=3,group=4",
     "desirekv@interval=6,selector=3,group=4",
@@ -69,15 +72,12 @@ def test_layers_that_share_a_cache_agree_with_the_reference(family, spec):
     assert follow_with_reference(tiny(family), policy_of(spec), Tolerance(FLOAT64, FLOAT64))
 
 
-@pytest.mark.parametrize("block_size", [None, 7])
-@pytest.mark.parametrize("page", ["page=4,", ""])
-@pytest.mark.parametrize("base", ["caote:h2o", "tova", "snapkv@window=3,schedule=every_block,"])
-def test_layers_that_decide_together_agree_with_the_reference(base, page, block_size, tmp_path):
-    spec = f"{base}{'' if '@' in base else '@'}{page}kv_heads=model"
+def follow_together(spec: str, block_size: int | None, folder: Path) -> Session:
+    """Write with layers that decide together, and compare what all of them keep at every token."""
     model, prompt = tiny("llama"), prompts([21])["input_ids"]
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(folder)
     policy, tokens = methods.get(spec, 16), prompt[0].tolist()
-    session = prefill(Transformer.from_directory(tmp_path), policy, tokens, block_size)[1]
+    session = prefill(Transformer.from_directory(folder), policy, tokens, block_size)[1]
     with compress(model, policy, block_size=block_size) as cache:
         model(prompt, past_key_values=cache)
         for token in range(1, 12):
@@ -85,9 +85,25 @@ def test_layers_that_decide_together_agree_with_the_reference(base, page, block_
             session = advance(session, [token])[1]
             for layer, positions in enumerate(cache.positions()):
                 assert positions[0].tolist() == session.caches[layer].positions.tolist()
+    return session
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+@pytest.mark.parametrize("page", ["page=4,", ""])
+@pytest.mark.parametrize("base", ["caote:h2o", "tova", "snapkv@window=3,schedule=every_block,"])
+def test_layers_that_decide_together_agree_with_the_reference(base, page, block_size, tmp_path):
+    spec = f"{base}{'' if '@' in base else '@'}{page}kv_heads=model"
+    session = follow_together(spec, block_size, tmp_path)
     kept = session.caches[0].positions[0].tolist()
     assert kept[0] > 0 or kept[-1] - kept[0] >= len(kept)
     assert all((each.positions == kept).all() for each in session.caches)
+
+
+def test_heads_of_layers_that_decide_together_agree_with_the_reference(tmp_path):
+    session = follow_together("triattention@every=4,prompt=free", 7, tmp_path)
+    one, *others = (each.positions for each in session.caches)
+    assert others and all((each == one).all() for each in others)
+    assert one.shape[1] < 21 and (one[0] != one[1]).any()
 
 
 @pytest.mark.parametrize(
@@ -398,6 +414,8 @@ def test_decoding_does_not_wait_for_the_device(spec, monkeypatch):
         pytest.skip("has no twin: the reference computes it on the host")
     model = built(LlamaConfig(**{**SHAPE, "num_hidden_layers": 2}), torch.float32).to("meta")
     monkeypatch.setattr("kvlab.fast.huggingface.CompressedCache.check", lambda self: None)
+    found = [rotation_of(layer, 16) for layer in range(2)]  # they are found out by values
+    monkeypatch.setattr("kvlab.fast.huggingface.compression.rotations_of", lambda *_: found)
     with compress(model, spec, budget_of(spec), verify=False) as cache, torch.no_grad():
         model(torch.zeros((2, 20), dtype=torch.long, device="meta"), past_key_values=cache)
         for _ in range(7):

@@ -94,6 +94,12 @@ def test_a_layer_that_does_something_else_is_refused(module, config, options, wh
     compress(model, "streaming_llm@sinks=2", BUDGET, verify=verify).close()
 
 
+@pytest.mark.parametrize("spec", ["expected_attention", "triattention"])
+def test_a_method_that_reads_the_rotary_embedding_refuses_a_model_without_one(spec):
+    with pytest.raises(ValueError, match=f"^{spec} cannot be used with GPT2LMHeadModel: what"):
+        compress(model_of("gpt2", "GPT2Config"), spec, BUDGET)
+
+
 def test_every_layer_is_asked_for_itself():
     model = model_of("smollm3", "SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0])
     with compress(model, METHOD, BUDGET) as cache:
@@ -132,7 +138,7 @@ def test_a_wrong_rotation_is_noticed(compared, monkeypatch):
     model = model_of("smollm3", "SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 1, 0, 1])
     own = repositioning.rotations_of
     monkeypatch.setattr(
-        "kvlab.fast.huggingface.compression.rotations_of", lambda model: own(model)[:1] * 4
+        "kvlab.fast.huggingface.compression.rotations_of", lambda *given: own(*given)[:1] * 4
     )
     for _ in range(2):
         with pytest.raises(ValueError, match="after an eviction with reposition: they differ"):

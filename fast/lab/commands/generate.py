@@ -116,6 +116,10 @@ def trace(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     max_new_tokens: MaxNewTokens = 128,
+    statistics: Annotated[
+        bool,
+        Option("--statistics", help="Write statistics of the queries alone, as safetensors."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Record what every layer sees while a model writes with the full cache."""
@@ -123,10 +127,12 @@ def trace(
     check_choice(DTYPES, dtype=dtype)
     check_output("output", output)
     wanted = None if layers is None else _layer_numbers(layers)
+    if statistics and wanted is not None:
+        raise ValueError(f"layers = {layers!r} must be left out with --statistics: all are read")
     text = read_prompt(prompt, prompt_file, model)
     tokenizer = load_tokenizer(model)
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
-    from kvlab.fast.lab.recording import record_trace
+    from kvlab.fast.lab.recording import query_statistics, record_trace
     from kvlab.fast.models.loading import count_layers
 
     count = count_layers(model or "reasoner")
@@ -142,7 +148,13 @@ def trace(
             network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
         )
     with working(f"compressing into {output}"), named(output), folder_of(output):
-        save_trace(recorded, output)
+        if statistics:
+            from safetensors.torch import save_file
+
+            about = {"model": recorded.metadata.model}
+            save_file(query_statistics(network, recorded), output, about)
+        else:
+            save_trace(recorded, output)
     summary = _summarise(recorded, output)
     if json:
         print_json(summary)

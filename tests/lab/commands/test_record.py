@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 import torch
 from models import prompts, tiny
+from safetensors.torch import save_file
 from tolerances import FLOAT32_LOGITS
+from typer.testing import CliRunner
 
 from kvlab.fast.lab import recording
+from kvlab.fast.lab.cli import app
 from kvlab.fast.models import loading
 from kvlab.reference import Transformer
+from kvlab.reference.files import query_statistics
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.trace import load_trace, record_trace, save_trace
 from kvlab.reference.tasks import reasoning
@@ -80,6 +84,38 @@ def test_softcap_and_sliding_layers_of_gemma():
     trace = recording.record_trace(model, **prompts([10]), max_new_tokens=1, do_sample=False)
     found = trace.metadata
     assert (found.model, found.layers, found.softcap) == ("Gemma2ForCausalLM", (1,), 4.0)
+
+
+def test_statistics_are_of_the_queries_before_their_rotation(reasoner, trace, tmp_path):
+    """The reference turns them back; channels c and c + d/2 are a pair."""
+    found = recording.query_statistics(reasoner[0], trace)
+    save_file(found, path := str(tmp_path / "statistics"))
+    rotate = Transformer.from_directory(reasoner_directory()).rotate
+    L, G, rho, _, d = trace.shape
+    turned = trace.queries.astype(float).reshape(L, G * rho, -1, d)
+    queries = rotate(turned, -trace.positions)
+    pairs = queries.reshape(*queries.shape[:3], 2, -1)
+    expected = {
+        "mean": queries.mean(axis=2),
+        "length": np.tile(np.hypot(pairs[..., 0, :], pairs[..., 1, :]).mean(axis=2), 2),
+        "covariance": [[np.cov(head.T, bias=True) for head in layer] for layer in queries],
+    }
+    for name, numbers in expected.items():
+        read = query_statistics(path, name, L, G * rho, d)
+        np.testing.assert_allclose(read, numbers, atol=FLOAT32_LOGITS)
+        assert np.abs(read).max() > 0.1, name
+
+
+def test_statistics_of_a_command_serve_a_method(tmp_path):
+    path = str(tmp_path / "statistics")
+    told = ["--prompt", "1+1=", "--max-new-tokens", "6"]
+    recorded = CliRunner().invoke(app, ["trace", *told, "--statistics", "-o", path])
+    assert recorded.exit_code == 0, recorded.output
+    for method in ("expected_attention@sinks=1,every=2", "triattention@every=2"):
+        told[-1:] = ["8", "--budget", "4", "--method", f"{method},statistics={path}"]
+        written = CliRunner().invoke(app, ["generate", *told])
+        assert written.exit_code == 0 and "entries kept" in written.output, written.output
+        told = told[:4]
 
 
 @pytest.mark.parametrize(
