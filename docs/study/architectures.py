@@ -37,7 +37,6 @@ IMAGE_TEXT = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 MOST_PARAMETERS = 30_000_000
 SHARPER = 3.0
 """Factor on the weights: nearly uniform attention would hide mistakes."""
-HEAD = Path(__file__).parent / "heads" / "architectures.md"
 LENGTH, WRITTEN, PADDING, BLOCK = 21, 6, 8, 5
 """Tokens of a text and tokens after it; columns that the second text is padded with; block."""
 IMAGE = 90
@@ -239,7 +238,7 @@ def page(results: list[Result]) -> str:
         if (those := [one for one in results if names.get(one.architecture) == one.name])
     ]
     parts = [
-        HEAD.read_text(encoding="utf-8").format(**globals()),
+        READ["head"].rstrip().format(**globals()),
         f"With transformers {transformers.__version__} and torch {torch.__version__}:",
         Table(("classes for", *verdicts), counts).markdown(),
     ]
