@@ -17,7 +17,7 @@ PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
 OTHER_METHODS = (
     *("value_norm", "nacl", "rpc", "ddks", "openvino"),
-    *("keydiff", "longflow", "vase", "random_attention", "expected_attention", "triattention"),
+    *("keydiff", "longflow", "vase", "random_attention"),
 )
 """Methods of the reference that the playground does not have."""
 
