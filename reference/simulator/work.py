@@ -13,11 +13,13 @@ from jaxtyping import Float, Int
 from kvlab.reference.methods.ahakv import SharpenedRecentAttention
 from kvlab.reference.methods.caote import EvictionError
 from kvlab.reference.methods.desirekv import Importance
+from kvlab.reference.methods.expected_attention import AttentionToCome
 from kvlab.reference.methods.knorm import KeyNorm
 from kvlab.reference.methods.nacl import ProxyAndSample
 from kvlab.reference.methods.rkv import ImportanceMinusRedundancy
 from kvlab.reference.methods.rpc import SelectorAttention
 from kvlab.reference.methods.snapkv import WindowAttention
+from kvlab.reference.methods.triattention import TrigonometricSeries
 from kvlab.reference.methods.value_norm import ValueLength
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Around, Score
@@ -67,21 +69,31 @@ def rating(score: Score, sizes: Sizes) -> Work:
             return rating(score.inner, sizes) + Work(2 * NUMBER * n, n)
         case KeyNorm() | ValueLength():
             return _vectors(sizes, 2 * n * d)
-        case WindowAttention():
-            return _window(sizes, score.options.window)
-        case SelectorAttention():
-            return _window(sizes, score.options.selector)
-        case ProxyAndSample():
-            return _window(sizes, score.proxies(sizes.prompt))
+        case WindowAttention() | SelectorAttention() | ProxyAndSample():
+            return _window(sizes, _queries(score, sizes.prompt))
         case ImportanceMinusRedundancy():  # the cosine similarity of every pair of keys, n²·d
             return _window(sizes, score.options.window) + Work(ELEMENT * n * d, 2 * n**2 * d)
         case SharpenedRecentAttention():  # and the norms of the values
             return _window(sizes, score.options.recent) + _vectors(sizes, 2 * n * d)
         case Importance():  # and the sensitivity: the channels of every key are sorted
             return _window(sizes, score.options.selector) + _vectors(sizes, n * d * log2(d))
+        case AttentionToCome():  # k·μ and kᵀΣk in every query head, and the norms of the values
+            return _vectors(sizes, rho * n * 2 * d * (d + 2)) + _vectors(sizes, 2 * n * d)
+        case TrigonometricSeries():  # two dot products in every query head
+            return _vectors(sizes, 4 * rho * n * d)
     # One pass over its columns, or over the last token's probabilities where it has none.
     numbers = len(score.columns) or rho
     return Work(NUMBER * n * (numbers + 1), n * numbers)
+
+
+def _queries(score: WindowAttention | SelectorAttention | ProxyAndSample, prompt: int) -> int:
+    """Return how many queries decide."""
+    match score:
+        case WindowAttention():
+            return score.options.window
+        case SelectorAttention():
+            return score.options.selector
+    return score.proxies(prompt)
 
 
 def _window(sizes: Sizes, queries: int) -> Work:

@@ -88,6 +88,11 @@ def test_scores_that_look_again_read_keys_or_values():
     assert window.flops == 4 * 5 * 100 * (2 * 8 + 5)
     pairs = rating(methods.get("rkv@window=5", 50).score, SIZES)
     assert pairs.flops == window.flops + 2 * 100 * 100 * 8
+    expected = rating(methods.get("expected_attention", 50).score, SIZES)
+    assert expected.bytes == 2 * window.bytes
+    assert expected.flops == 4 * 100 * (2 * 8 * 8 + 4 * 8) + 2 * 100 * 8
+    series = rating(methods.get("triattention", 50).score, SIZES)
+    assert (series.bytes, series.flops) == (window.bytes, 4 * 100 * 2 * 2 * 8)
 
 
 def test_one_entry_is_found_in_one_pass_and_several_by_sorting():
