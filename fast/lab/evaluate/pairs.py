@@ -196,7 +196,7 @@ TESTS_CAPTION = (
     "units with a yes of one alone; difference: 2nd less 1st in points, with Tango's "
     f"{LEVEL:.0%} score interval; p: McNemar's exact test. Other measures: difference of the means "
     f"over the units, with the {LEVEL:.0%} bootstrap interval; p: permutation test that flips "
-    "signs. Both p are two-sided; Holm: adjusted over all rows of the measure. The intervals are "
+    "signs. Both p are two-sided; Holm: adjusted over all pairs of the measure. The intervals are "
     "not adjusted."
 )
 

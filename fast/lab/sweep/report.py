@@ -212,10 +212,14 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
         drawing = _solved_over(OVER_MEMORY, each, curves)
         yield Drawing(f"{name}-memory", "Problems solved over the memory that is kept", drawing)
     along = {measure.name for measure in ALONG}
-    if tests := [test for test in each.tests if test.measure not in along]:
+    tests = [test for test in each.tests if test.measure not in along]
+    if tests := [test for test in tests if (test.only_first, test.only_second) != (0, 0)]:
         yield Heading("Pairs on the same problems", 3)
         yield tabulate(tests, TESTS, words=3)
-        yield Text(f"{TESTS_CAPTION} Pairs of error and KL are in the CSV and JSON files.")
+        yield Text(
+            f"{TESTS_CAPTION} Pairs that never differ, and those of error and KL, are in the CSV "
+            "and JSON files."
+        )
     if budgeted:
         yield Heading("Memory, errors and time", 3)
         others = [column for column in figures if column.heading != heading]
