@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -61,6 +62,15 @@ def read_data(path: str) -> dict[str, Any]:
 
 
 @cache
+def read_statistics(path: str) -> Mapping[str, Array]:
+    """Read a file of statistics, once; ValueError if there is none."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"statistics = {path!r} cannot be read: {error}") from None
+
+
+@cache
 def query_statistics(path: str, name: str, layers: int, heads: int, d: int) -> Array:
     """Return what ``kvlab trace --statistics`` wrote of a model's queries before their rotation.
 
@@ -70,10 +80,7 @@ def query_statistics(path: str, name: str, layers: int, heads: int, d: int) -> A
     Raises:
         ValueError: if there is no such file, or it is of a model of other sizes.
     """
-    try:
-        found = load_file(path)[name].astype(float)
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ValueError(f"statistics = {path!r} cannot be read: {error}") from None
+    found = read_statistics(path).get(name, np.zeros(0)).astype(float)
     if found.shape[:3] != (layers, heads, d):
         raise ValueError(
             f"statistics = {path!r} must be of this model, with {layers} layers, {heads} query "

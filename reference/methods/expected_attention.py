@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Needs, Observation
@@ -137,6 +138,8 @@ class ExpectedAttention(Method):
         super().__post_init__()
         check_at_least(1, ahead=self.ahead, every=self.every, buffer=self.buffer)
         check_at_least(0, sinks=self.sinks, epsilon=self.epsilon)
+        if self.statistics is not None:
+            read_statistics(self.statistics)
 
     def policy(self, budget: int | None) -> Policy:
         return Policy(

@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Clock, Needs, Observation
@@ -56,9 +57,8 @@ class TrigonometricSeries(Score):
         positions = seen.clock.seen + np.array(AHEAD)[:, None, None]
         to_come = seen.rotate(np.tile(centre, (len(AHEAD), 1, 1, 1)), positions).mean(axis=0)
         spread = (length - pair_lengths(centre, together)) / together.sum(axis=0)
-        scores = (
-            to_come @ seen.keys.mT + spread @ pair_lengths(seen.keys, together).mT
-        )  # [TriAttention 2]
+        lengths = pair_lengths(seen.keys, together)
+        scores = to_come @ seen.keys.mT + spread @ lengths.mT  # [TriAttention 2]
         first = np.zeros(candidates.shape, dtype=bool)
         if self.options.prompt == "cut":
             first = seen.positions < min(seen.clock.prompt, room)
@@ -131,6 +131,8 @@ class TriAttention(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, every=self.every)
+        if self.statistics is not None:
+            read_statistics(self.statistics)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

@@ -118,9 +118,9 @@ def test_statistics_of_a_file_take_the_place_of_the_texts_own(tmp_path):
     np.testing.assert_allclose(found, expected, atol=FLOAT64)
     with pytest.raises(ValueError, match=r"must be of this model, with 3 layers.*\(1, 1, 2\)"):
         score.score(state, replace(seen, layers=3), seen.positions >= 0, 2)
-    score = methods.get("expected_attention@statistics=nowhere", 5).score
-    with pytest.raises(ValueError, match="statistics = 'nowhere' cannot be read"):
-        score.score(state, seen, seen.positions >= 0, 2)
+    for method in ("expected_attention", "triattention"):
+        with pytest.raises(ValueError, match="statistics = 'nowhere' cannot be read"):
+            methods.get(f"{method}@statistics=nowhere", 5)
 
 
 def test_a_block_without_a_rotary_embedding_is_refused():
