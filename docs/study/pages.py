@@ -137,7 +137,7 @@ def machine_checked(tag: str) -> str:
 
 
 def figures_of(measured: Sequence[Measured]) -> Iterator[str]:
-    """Write what was measured: a row per method, and a column per budget of the same methods."""
+    """Write what was measured: a column per budget, and a row for methods with equal figures."""
     for (what, model, names), group in groupby(measured, key=alike):
         columns = list(group)
         places = [each.where.split(", ") for each in columns]
@@ -147,9 +147,11 @@ def figures_of(measured: Sequence[Measured]) -> Iterator[str]:
         where = ", ".join(places[0][:shared]) or model
         lines = [f"| {escape_markdown(what)}; {where} | {' | '.join(heads)} |"]
         lines += [f"|---|{'---|' * len(columns)}"]
+        rows: dict[tuple[str, ...], list[str]] = {}
         for name in names:
-            cells = (written(Interval(*each.figures[name])) for each in columns)
-            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+            cells = tuple(written(Interval(*each.figures[name])) for each in columns)
+            rows.setdefault(cells, []).append(f"`{name}`")
+        lines += [f"| {', '.join(own)} | {' | '.join(cells)} |" for cells, own in rows.items()]
         yield "\n".join(lines)
 
 
