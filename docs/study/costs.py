@@ -13,6 +13,7 @@ from kvlab.reference.simulator.cost import Kernel, Plan
 from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 from kvlab.reference.simulator.work import NUMBER
 from kvlab.reference.step import Block, empty_cache, step
+from kvlab.reference.streams import rotary
 
 GB = 1e9
 
@@ -165,7 +166,7 @@ def remembered_bytes(policy: Policy, shape: Shape, prompt: int) -> int:
         return 0
     queries = np.zeros((1, shape.group, prompt, shape.head_dim))
     keys = np.zeros((1, prompt, shape.head_dim))
-    block = Block(clock, 0, queries, keys, keys, np.full(prompt, np.nan))
+    block = Block(clock, 0, queries, keys, keys, np.full(prompt, np.nan), rotary)
     state = step(policy, empty_cache(policy, 1, shape.head_dim), block).cache.state
     found = state.stream.get("queries")
     return 0 if found is None else WIDE * shape.kv_heads * found.size

@@ -90,7 +90,11 @@ def replayed(spec, steps, layers):
         begin(engine, clock)
         for place in range(layers):
             block, (*vectors, confidence), _ = steps[first + place]
-            attend(engine, place, Block(clock, block.layer, *vectors, confidence, layers=layers))
+            attend(
+                engine,
+                place,
+                Block(clock, block.layer, *vectors, confidence, block.rotate, layers=layers),
+            )
         finish(engine)
     return found
 
