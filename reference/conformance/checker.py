@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from time import monotonic
 from typing import Any
 
@@ -57,7 +57,7 @@ Progress = Callable[[int, int, str], None]
 # --- which cases ---------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=2)
+@cache
 def published(spec: str = LATEST) -> tuple[Case, ...]:
     """Return the cases that come with the package, of a version of the specification."""
     return tuple(map(with_matrices, read(spec=spec)))

@@ -149,7 +149,7 @@ def check_sums(directory: Path) -> None:
 def _case(entry: Mapping[str, Any], directory: Path) -> Case:
     def tensor(where: str) -> np.ndarray:
         file, _, name = where.partition("/")
-        return _tensors(directory / f"{file}.safetensors")[name]
+        return _tensors(directory, file)[name]
 
     model = {"model": str(MODEL)} if "model" in entry["parameters"] else {}
     expected = {
@@ -175,8 +175,8 @@ def _case(entry: Mapping[str, Any], directory: Path) -> Case:
 
 
 @lru_cache(maxsize=64)
-def _tensors(file: Path) -> dict[str, np.ndarray]:
-    return load_file(file)
+def _tensors(directory: Path, file: str) -> dict[str, np.ndarray]:
+    return load_file(directory / f"{file}.safetensors")
 
 
 # --- comparing -----------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Scripts of events: another engine agrees, and a block reused under a token in flight is found."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,16 +64,15 @@ def test_the_command_names_the_block_that_was_reused_and_the_events_that_matter(
     assert kinds == ["arrive", "schedule", "free", "arrive", "read", "land", "read"]
 
 
-def test_check_and_the_fixture_find_it(late, tmp_path):
+def test_check_and_the_fixture_find_it(late, tmp_path, tested):
     report = check("events", load(late), minimise=False)
     assert "events/in_flight/0" in {each.case.name for each in report.failures()}
     (tmp_path / "test_it.py").write_text(
         "import late\ndef test_it(kvlab_conformance):\n"
         "    kvlab_conformance('events', late.events, arrays='torch')\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "events/in_flight/0" in done.stdout
+    code, said = tested(tmp_path)
+    assert code == 1 and "events/in_flight/0" in said
 
 
 def test_the_answer_worked_out_by_hand():

@@ -37,29 +37,24 @@ print(len(cases), len(list(kvlab_vectors.read(spec="0.9"))))
 """
 
 
-def run_python(*arguments, cwd):
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 def test_the_package_of_vectors_needs_no_kvlab(tmp_path):
     done = CliRunner().invoke(app, ["conformance", "export", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert 'name = "kvlab-vectors"' in (tmp_path / "pyproject.toml").read_text()
-    said = run_python("-c", READER, cwd=tmp_path)
+    command = [sys.executable, "-c", READER]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     counts = [len(published()), len(published("0.9"))]
     assert said.stdout.split() == [str(count) for count in counts]
 
 
-def test_the_plugin_finds_the_bug(tmp_path):
+def test_the_plugin_finds_the_bug(tmp_path, tested):
     for name in ("flash_decode.py", "test_flash_decode.py", "pytest.ini"):
         shutil.copy(PROJECT / name, tmp_path)
-    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 failed, 2 passed" in done.stdout
-    assert "FAILED test_flash_decode.py::test_the_broken_kernel" in done.stdout
-    assert "keys [1, 9," in done.stdout, "one entry more than a tile is enough"
+    code, said = tested(tmp_path)
+    assert code == 1 and "1 failed, 2 passed" in said, said
+    assert "FAILED test_flash_decode.py::test_the_broken_kernel" in said
+    assert "keys [1, 9," in said, "one entry more than a tile is enough"
 
 
 def test_the_kernel_file_passes():

@@ -1,8 +1,5 @@
 """What goes wrong with memory alone: the command, `check` and the fixture all notice it."""
 
-import subprocess
-import sys
-
 import pytest
 from sampling import sampled
 from typer.testing import CliRunner
@@ -80,7 +77,7 @@ def test_check_notices(target, name, value, said, kernel):
 
 
 @pytest.mark.parametrize("mistake", sampled(MISTAKES, [*MISTAKES][:1]))
-def test_command_and_fixture_notice(mistake, kernel, tmp_path):
+def test_command_and_fixture_notice(mistake, kernel, tmp_path, tested):
     target, name, value, said = MISTAKES[mistake]
     file = kernel(name, value)
     done = CliRunner().invoke(
@@ -91,6 +88,5 @@ def test_command_and_fixture_notice(mistake, kernel, tmp_path):
     (tmp_path / "test_it.py").write_text(
         f"{test}kernel.IMPLEMENTATIONS[{target!r}], minimise=False)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert run.returncode == 1 and said in " ".join(run.stdout.split())
+    code, shown = tested(tmp_path)
+    assert code == 1 and said in " ".join(shown.split())

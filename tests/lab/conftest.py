@@ -1,12 +1,20 @@
 """Commands as they are typed: what they print, and how they refuse."""
 
+import functools
 import json
 
 import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.start import main
+from kvlab.fast.lab.sweep import compare
+
+# Typer builds all commands anew for each that is run.
+typer.main.get_command = functools.cache(typer.main.get_command)
+setattr(typer.testing, "_get_command", typer.main.get_command)  # noqa: B010
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +30,20 @@ def run(*arguments):
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, (result.output, str(result.exception))
     return result.stdout
+
+
+@pytest.fixture
+def computed_once(monkeypatch):
+    """Let a comparison that was printed as data not be computed anew for people."""
+    real, kept = compare.in_this_process, {}
+
+    def engine(jobs, **how):
+        missing = [job for job in jobs if job.id not in kept]
+        for job, found in real(missing, **how) if missing else ():
+            kept[job.id] = found
+        yield from ((job, kept[job.id]) for job in jobs)
+
+    monkeypatch.setattr(compare, "in_this_process", engine)
 
 
 @pytest.fixture(scope="session")

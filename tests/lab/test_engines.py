@@ -1,4 +1,4 @@
-"""Engines against kvlab's specifications; the real ones where they are installed."""
+"""Engines against kvlab's specifications; the real ones, slowly, where they are installed."""
 
 import functools
 import shlex
@@ -69,6 +69,7 @@ def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     assert (found["gap"] > agreement.TIE, full.verdict(found)) == (True, "WRONG: parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "setting", "wrong"), [OPENVINO, LLAMA_CPP, SHIFT])
 def test_an_engine_agrees_with_its_specification_alone(monkeypatch, engine, setting, wrong):
     if not (engines.folder(engine).is_dir() and gguf_file("smollm2").is_file()):
@@ -80,6 +81,7 @@ def test_an_engine_agrees_with_its_specification_alone(monkeypatch, engine, sett
     assert CliRunner().invoke(app, [*check, "--method", wrong]).exit_code == 1
 
 
+@pytest.mark.slow
 def test_vllm_agrees_with_its_specification_alone():
     if not engines.folder("vllm").is_dir():
         pytest.skip("vllm is not here: kvlab engines install vllm")

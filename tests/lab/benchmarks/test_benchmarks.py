@@ -102,10 +102,12 @@ def test_engines_are_measured_beside_methods(measured, monkeypatch):
         monkeypatch.setattr(engines, name, lambda _, found=found: found)
     answer = lambda _, asked: told | {"bytes": len(asked["prompts"][0])}  # noqa: E731
     monkeypatch.setattr(contenders.engines, "generate", answer)
+    short = lambda prompt, tokens, repeats: decode.real(prompt, tokens // 16, repeats)  # noqa: E731
+    monkeypatch.setattr(engines, "real", short)
     found = measured(engines, "--lengths", "512", "--repeats", 1)
     found = by_name(found["lengths"]["512"])
     q8_0, tova = found["llama.cpp q8_0"], found["kvlab tova"]
-    assert (q8_0["first_seconds"], q8_0["median"], q8_0["wall"]) == ([1], 31.5, [15.75])
+    assert (q8_0["first_seconds"], q8_0["median"], q8_0["wall"]) == ([1], 1.5, [0.75])
     assert (q8_0["peak"]["bytes"], tova["peak"]["entries"]) == (512, 128)
 
 

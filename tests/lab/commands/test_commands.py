@@ -119,7 +119,7 @@ def schema_of(shape):
 
 @pytest.mark.parametrize("typed", PRINTED)
 def test_data_are_of_the_documented_shape_and_people_are_told(
-    typed, data, printed, noise_file, tmp_path
+    typed, data, printed, noise_file, tmp_path, computed_once
 ):
     out = tmp_path / "out"
     places = {"TRACE": noise_file, "OUT": out, "OUT.npz": f"{out}.npz"}

@@ -147,7 +147,7 @@ def test_the_example_of_the_page_is_a_sweep():
     ],
 )
 def test_commands_test_pairs_and_mark_rows_above_their_budget(
-    command, options, measure, place, printed, data
+    command, options, measure, place, printed, data, computed_once
 ):
     arguments = [command, "--text", place / "text.txt", "--model", place / "model"]
     arguments += [*options, "--methods", "h2o rkv@every=16", "--budgets", "20"]
