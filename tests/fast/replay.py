@@ -155,11 +155,9 @@ class Comparison:
             seen = rows[number].step(given, kept, self.tolerance)
             self.found.evictions += seen.scores is not None
             theirs = rows[number].cache
-            np.testing.assert_array_equal(np.array(kept), theirs.positions)
+            assert np.array_equal(np.array(kept), theirs.positions)
             new = result.output[number, :, :, -clock.block :]
-            np.testing.assert_allclose(
-                as_array(new), seen.output, rtol=0, atol=self.tolerance.output
-            )
+            assert_close(as_array(new), seen.output, self.tolerance.output)
             if seen.scores is not None and result.scores is not None:
                 self.compare_scores(number, seen, result)
             self.compare_storage(number, theirs, cache)
@@ -172,28 +170,30 @@ class Comparison:
         for mine, theirs, candidates in zip(ours, scores, seen.candidates, strict=True):
             size = np.abs(theirs[candidates & (theirs < 1e30)]).max(initial=1e-12)
             compared = candidates & (np.abs(mine - theirs) > seen.places)
-            np.testing.assert_allclose(
-                mine[compared], theirs[compared], rtol=1e-3, atol=self.tolerance.score * size
-            )
+            assert_close(mine[compared], theirs[compared], self.tolerance.score * size, 1e-3)
 
     def compare_storage(self, number: int, theirs: ReferenceCache, cache: LayerCache) -> None:
         """Compare widths, and what is read back of entries that are stored as codes."""
         order = cache.positions[number].argsort(dim=-1)
         order = order[:, order.shape[1] - theirs.positions.shape[1] :]
         bits = as_array(cache.bits()[number].gather(-1, order))
-        np.testing.assert_array_equal(bits, theirs.keys.bits)
+        assert np.array_equal(bits, theirs.keys.bits)
         if cache.mixed is None:
             return
         self.found.coded = int((bits < 16).sum())
         for storage, expected in zip(cache.mixed, (theirs.keys, theirs.values), strict=True):
             read = storage.read(torch.float64)[number]
             index = order[..., None].expand(-1, -1, read.shape[-1])
-            np.testing.assert_allclose(
-                as_array(read.gather(1, index)),
-                expected.vectors,
-                rtol=0,
-                atol=self.tolerance.output,
-            )
+            found = as_array(read.gather(1, index))
+            assert_close(found, expected.vectors, self.tolerance.output)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, atol: float, rtol: float = 0) -> None:
+    """Let NumPy look, and say what is wrong, only where a difference is not simply small."""
+    with np.errstate(invalid="ignore"):
+        small = np.abs(found - expected) <= atol + rtol * np.abs(expected)
+    if found.shape != expected.shape or not small.all():
+        np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
 def reference_block(block: Block, number: int) -> ReferenceBlock:

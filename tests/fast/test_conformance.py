@@ -38,7 +38,7 @@ PAGES = {
 """A cache of slots has no block tables."""
 
 
-@pytest.mark.parametrize("every", sampled((16, 1), (16,)))
+@pytest.mark.parametrize("every", sampled((32, 1), (32,)))
 def test_pytorch_passes(every):
     under_test, everything = load(FILE), cases()
     outcomes = [run_case(under_test, case) for case in everything[::every]]

@@ -114,8 +114,8 @@ def test_reductions_over_the_group(reduce, rho):
 
 @pytest.mark.parametrize("threshold", sampled((0.0, 0.01, 0.05, 2.0), (0.0, 0.05)))
 def test_recurrence_is_counted_as_in_pytorch(threshold):
-    queries, keys, values = vectors(n=150, scale=2.0)
-    counters = torch.randint(0, 9, (2, 2, 2, 150), dtype=torch.int32, device=DEVICE)
+    queries, keys, values = vectors(n=70, scale=2.0)
+    counters = torch.randint(0, 9, (2, 2, 2, 70), dtype=torch.int32, device=DEVICE)
     ours, theirs = (
         RecurrenceCounters(in_a_buffer(e.double()).int(), in_a_buffer(i.double()).int(), threshold)
         for e, i in (counters.clone(), counters.clone())
