@@ -143,6 +143,8 @@ def test_traces_and_streams_are_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"learned_gate.* reads hidden states, which traces do not"
     ):
-        check_replay(record_trace(model, [1, 2, 3], 2), [policy], None)
+        check_replay(trace := record_trace(model, [1, 2, 3], 2), [policy], None)
+    with pytest.raises(ValueError, match="triattention reads the rotary embedding, which traces"):
+        check_replay(trace, [methods.get("triattention", 4)], None)
     with pytest.raises(ValueError, match=r"learned_gate.* reads them: only models"):
         next(run_stream(policy, random_stream(Source("any"))))

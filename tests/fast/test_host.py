@@ -78,6 +78,16 @@ class ShortKeys(Score):
 
 
 @dataclass(frozen=True)
+class TurnedBack(Score):
+    """The first channel of keys before their rotation."""
+
+    needs = Needs(rows="none", rotary=True)
+
+    def score(self, state, seen, candidates, room):
+        return seen.rotate(seen.keys, -seen.positions)[..., 0]
+
+
+@dataclass(frozen=True)
 class OddPositions(Edges):
     """Besides the edges, the first odd positions."""
 
@@ -116,6 +126,7 @@ POLICIES = {
     "evict, then attend": policy(Fading(), evict_before_attend=True),
     "newest row": policy(NewestRow()),
     "no attention": policy(ShortKeys()),
+    "rotary": policy(TurnedBack()),
     "protection": policy(Fading(), OddPositions(sinks=1, recent=3)),
     "budget": policy(Fading(), budget=Growing(BUDGET)),
     "twin of the score alone": policy(methods.get("h2o", 8).score, OddPositions(), Growing(BUDGET)),
