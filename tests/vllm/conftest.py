@@ -32,6 +32,12 @@ CONFIG = LlamaConfig(
 BLOCKS = {"num_gpu_blocks_override": 60}
 
 
+def pytest_itemcollected(item):
+    """Leave what starts vLLM to `make vllm` and `make test-all`."""
+    if "python" in item.fixturenames:
+        item.add_marker(pytest.mark.slow)
+
+
 class Driver:
     """A process that runs `driver.py`."""
 
