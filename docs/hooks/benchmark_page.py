@@ -4,8 +4,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
+from notebook_pages import folded
 
+from kvlab.fast.lab.reports import Drawing
 from kvlab.fast.lab.reports import markdown as written
+from kvlab.fast.lab.tables import Table
 from study.benchmarks import gpu_of, result_blocks, results
 
 MARK = "<!-- results -->"
@@ -33,5 +36,11 @@ def written_results() -> str:
     """Write every result; say so if no GPU was measured."""
     found = results()
     parts = [] if any(map(gpu_of, found.values())) else [NO_GPU]
-    parts += [written(block) for each in found.items() for block in result_blocks(*each)]
+    for each in found.items():
+        drawn = False
+        for block in result_blocks(*each):
+            parts.append(block.picture.figure if isinstance(block, Drawing) else written(block))
+            if drawn and isinstance(block, Table):
+                parts[-1] = folded("The figures", [parts[-1]], "note")
+            drawn = isinstance(block, Drawing)
     return "\n\n".join(parts)

@@ -8,14 +8,14 @@ draws the throughput of vLLM, ``images/vllm.svg``.
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.benchmarks.results import Result
-from kvlab.fast.lab.drawing import INK, Picture, canvas, finish
-from kvlab.fast.lab.reports import Block, Code, Heading, Text
+from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
+from kvlab.fast.lab.reports import Block, Code, Drawing, Heading, Text
 from kvlab.fast.lab.tables import Column, counted, percent, tabulate
 from study.stored import RESULTS
 
@@ -79,6 +79,10 @@ def speed(number: float) -> str:
     return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}"
 
 
+COLOURS = {"kvlab": "tab:blue", "kvpress": "tab:orange", "openvino": "tab:green"}
+COLOURS |= {"llama.cpp": "tab:purple"}
+"""Of the libraries that are compared; transformers is grey."""
+
 # --- decode ---------------------------------------------------------------------------------------
 
 DECODING = (
@@ -100,6 +104,25 @@ def first_token(full: Mapping[str, Any]) -> tuple[Column, Column]:
 
     seconds = Column("first token, s", lambda x: statistics.median(x["first_seconds"]), ".1f")
     return seconds, Column("× full", times_full, ".2f")
+
+
+def speeds(outcomes: Sequence[Mapping[str, Any]]) -> Picture:
+    """Draw tokens per second, from the lowest to the highest round, beside the full cache's."""
+    figure, (axes,) = canvas(height=0.7 + 0.2 * len(outcomes))
+    for place, each in enumerate(reversed(outcomes)):
+        ends = [[each["median"] - each["lowest"]], [each["highest"] - each["median"]]]
+        colour = COLOURS.get(each["name"].partition(" ")[0].removesuffix("'s"), GREY)
+        axes.errorbar(each["median"], place, xerr=ends, fmt="o", color=colour, markersize=4)
+    axes.axvline(outcomes[0]["median"], color=GREY, linestyle=":", linewidth=1)
+    names = [f"{each['name']} ({each['peak']['bytes'] / 2**20:.1f} MiB)" for each in outcomes]
+    axes.set(yticks=range(len(names)), yticklabels=reversed(names), xlim=(0, None))
+    axes.set_xlabel(f"tokens per second; dotted: {outcomes[0]['name']}")
+    return finish(
+        figure,
+        "Tokens per second of every contender, a line from its lowest to its highest round. The "
+        "table below has the figures.",
+        "none",
+    )
 
 
 PARTS = {
@@ -124,6 +147,7 @@ def decoding(result: Result) -> Iterator[Block]:
                 f"otherwise, and writes {asked['tokens']:,}; budget: {asked['entries']} entries."
             )
         columns = (*DECODING, *first_token(outcomes[0])) if name == "real" else DECODING
+        yield Drawing("speeds", "Tokens per second", speeds(outcomes))
         yield tabulate(outcomes, columns)
 
 
@@ -135,6 +159,7 @@ def deployed(result: Result) -> Iterator[Block]:
             "of full, by the clock", lambda x, y=full: statistics.median(x["wall"]) / y, percent
         )
         yield Heading(f"A prompt of {int(length):,} tokens", 3)
+        yield Drawing("speeds", "Tokens per second", speeds(outcomes))
         yield tabulate(outcomes, (*DECODING[:4], wall, DECODING[-1], *first_token(outcomes[0])))
 
 
@@ -208,9 +233,30 @@ def end_to_end(result: Result) -> Iterator[Block]:
         "it starts more than a thousand kernels. The stock model's graph reads a StaticCache of "
         "transformers. “peak” is what reading the prompt and decoding needed beside the weights."
     )
+    yield Drawing("graphed", "Time of a token, with CUDA graphs", over_prompts(result["one_text"]))
     yield tabulate(result["one_text"], DECODED)
     yield Text("Several texts at once, beside what their caches hold:")
     yield tabulate(result["equal_memory"], DECODED)
+
+
+def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:
+    """Draw the time of a token as a CUDA graph over the length of the prompt."""
+    figure, (axes,) = canvas()
+    graphed = [each for each in rows if each["graphed"]]
+    prompts = sorted({each["prompt"] for each in graphed})
+    for method in dict.fromkeys(each["method"] for each in graphed):
+        own = {x["prompt"]: x["ms_per_token"] for x in graphed if x["method"] == method}
+        style = {"color": INK, "linewidth": 2} if method == "stock" else {}
+        times = [statistics.median(own[prompt]) for prompt in prompts]
+        axes.plot(prompts, times, "o-", markersize=4, label=method, **style)
+    axes.set(xticks=prompts, xticklabels=[f"{each:,}" for each in prompts], ylim=(0, None))
+    axes.set(xlabel="tokens of the prompt", ylabel="ms per token")
+    return finish(
+        figure,
+        "Milliseconds per token over the length of the prompt. The stock model's time grows with "
+        "the prompt; that of methods, which keep a quarter, hardly does.",
+        "right",
+    )
 
 
 # --- vLLM -----------------------------------------------------------------------------------------
