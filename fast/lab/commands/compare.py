@@ -36,7 +36,7 @@ from kvlab.fast.lab.points import (
     check_points,
 )
 from kvlab.fast.lab.sweep import compare as comparing
-from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
+from kvlab.fast.lab.sweep.plan import MODEL, Sweep
 from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import (
@@ -69,7 +69,7 @@ def compare(
     methods: Annotated[str | None, METHODS] = None,
     model: Model = None,
     task: Annotated[
-        str | None, Option(help="As in 'jumps@most=50'; default: what the embedded model solves.")
+        str | None, Option(help="As in 'jumps@most=50'; default: what an embedded model solves.")
     ] = None,
     backend: Annotated[
         str | None,
@@ -89,7 +89,8 @@ def compare(
     """
     check_output("report", report)
     backend, model = backend or default_backend(), model or MODEL
-    task = task or EMBEDDED.get(model, TASK)
+    model_location(model, hub=backend == "fast")  # a model that is missing is refused as such
+    task = task or task_of(model)
     batch, measured = (32, 4) if backend == "fast" else (1, 1)
     sweep = Sweep(
         methods=registry.compared() if methods is None else read_methods(methods),
@@ -107,7 +108,6 @@ def compare(
     say_notes(sweep.methods)
     if named := [each for each in sweep.methods if each != ORACLE]:
         check_points(named, sweep.budgets)
-    model_location(model, hub=backend == "fast")  # refused before all else
     if not json:
         print_caption(WHAT_IT_IS)
         print_line(f"{counted(problems, 'problem')} of {sweep.tasks[0]}, {backend} backend\n")
@@ -128,6 +128,16 @@ def compare(
     data = {"settings": asdict(plan.sweep), **summary.plain()}
     data |= {"seconds": seconds, "provenance": plan.provenance}
     finish(data, summary.points, json, CAPTION, written)
+
+
+def task_of(model: str) -> str:
+    """Return the task that an embedded model solves; ValueError for any other model."""
+    if model in EMBEDDED:
+        return EMBEDDED[model]
+    raise ValueError(
+        f"task must be given: what model = {model!r} solves is not known. Without a task, "
+        f"measure what it loses: kvlab perplexity --model {model} --budgets 50%"
+    )
 
 
 def told_at_the_end(gains: Sequence[Test]) -> str:

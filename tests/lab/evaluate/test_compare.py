@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 from tolerances import DECIMALS
 
+from kvlab.fast.lab.commands.compare import task_of
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep
@@ -24,6 +25,12 @@ def rows(comparison):
     for row in comparison.summary.plain()["rows"]:
         found.setdefault(row["spec"], []).append(SimpleNamespace(**row))
     return found
+
+
+def test_without_a_task_a_model_must_be_one_whose_task_is_known():
+    assert task_of("reasoner") == "reasoning"
+    with pytest.raises(ValueError, match=r"task must be given.*perplexity --model smollm2"):
+        task_of("smollm2")
 
 
 def test_every_method_has_a_row_at_every_budget(comparison, rows):
