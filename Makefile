@@ -9,7 +9,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Else every process of the tests compiles kvlab and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-all real test test-all check gpu vllm format lint types unit notebooks playground docs pages serve release clean
+.PHONY: help demo demo-all real lab test test-all check gpu vllm format lint types unit notebooks playground docs pages serve release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -32,6 +32,9 @@ real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB,
 	$(BIN)/kvlab perplexity $(REAL) --window 256 --windows 12 --batch-size 12 --budgets 50% $(ARGS)
 	$(BIN)/kvlab view kvlab-report/real.html --model smollm2 --problem 0 --budget 60% \
 	  --most-values 40000 --methods "full tova h2o streaming_llm"
+
+lab: .venv/lab  ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks $(ARGS)
 
 test: .venv/dev lint  ## what CI runs
 	@$(MAKE) --jobs=2 --output-sync=target types docs
@@ -115,7 +118,7 @@ clean:  ## remove the environment and everything built
 	@$(INSTALL) --no-compile -e . || { echo $(NO_INDEX); exit 1; }
 	@touch $@
 
-.venv/fast .venv/docs: $(SETUP) | .venv/bin/python
+.venv/fast .venv/docs .venv/lab: $(SETUP) | .venv/bin/python
 	$(INSTALL) -e '.[$(@F)]' || { echo $(NO_INDEX); exit 1; }
 	@touch $@ .venv/demo
 

@@ -1,10 +1,10 @@
-"""Run the notebooks, check their exercises, and leave them with their outputs in ``build/``.
+"""Run the scripts of notebooks, check their exercises, and write the notebooks with their outputs.
 
 Only those run that changed, or whose package changed, since their last run.
 
-The site shows what this leaves (``docs/hooks/notebook_pages.py``): one run serves both. A cell that
-fails, a warning, a solution (``notebooks/solutions``) that its check refuses, and a stub or a wrong
-answer (``wrong_answers.toml``) that its check accepts end the run with code 1.
+The site shows the same outputs (``docs/hooks/notebook_pages.py``). A cell that fails, a warning, a
+solution (``notebooks/solutions``) that its check refuses, and a stub or a wrong answer
+(``wrong_answers.toml``) that its check accepts end the run with code 1.
 """
 
 import hashlib
@@ -29,10 +29,13 @@ sys.path.append(str(NOTEBOOKS))
 
 from exercises import read  # noqa: E402  (the notebooks' own)
 
-BUILD = ROOT / "build" / "notebooks"
+STAMPS = ROOT / "build" / "notebooks"
 STORED = tomllib.loads((ROOT / "tests" / "wrong_answers.toml").read_text("utf-8"))
 WRONG = {name: {int(n): each for n, each in given.items()} for name, given in STORED.items()}
 """Wrong answers by notebook and number of the exercise."""
+KERNEL = nbformat.from_dict(
+    {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+)
 WORKERS = 2
 HANGING = 1800
 """Seconds after which a cell is ended."""
@@ -76,20 +79,29 @@ def main() -> None:
 
 def run(source: Path) -> list[str]:
     """Run one notebook unless its last run still holds; return what is wrong."""
-    target, stamp = BUILD / f"{source.stem}.ipynb", BUILD / f"{source.stem}.sha256"
+    target, stamp = source.with_suffix(".ipynb"), STAMPS / f"{source.stem}.sha256"
     now = fingerprint(source)
     if target.exists() and stamp.exists() and stamp.read_text() == now:
         print(f"{source.name}: nothing changed since it ran")
         return []
     stamp.unlink(missing_ok=True)
-    notebook = jupytext.read(source)
+    notebook = unexecuted(source)
     failures = list(execute(notebook, source.stem))
     if not failures:
-        BUILD.mkdir(parents=True, exist_ok=True)
+        STAMPS.mkdir(parents=True, exist_ok=True)
+        notebook.metadata = KERNEL  # without what the kernel says of this machine
         nbformat.write(notebook, target)
         stamp.write_text(now)
     print(f"{source.name}: {len(failures)} failures", flush=True)
     return failures
+
+
+def unexecuted(source: Path) -> nbformat.NotebookNode:
+    """Return the notebook that a script is; its cells are numbered, so that none has two names."""
+    notebook = jupytext.read(source)
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = str(number)
+    return notebook
 
 
 def fingerprint(source: Path) -> str:
@@ -116,7 +128,7 @@ def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
     blocked = WITHOUT.format(modules=("torch", "triton", "transformers"))
     with TemporaryDirectory() as sockets:
         ipc = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
-        client = NotebookClient(notebook, timeout=HANGING, config=ipc)
+        client = NotebookClient(notebook, timeout=HANGING, record_timing=False, config=ipc)
         client.resources["metadata"] = {"path": str(NOTEBOOKS)}
         with client.setup_kernel(env=environment):
             for code in (STRICT, "" if name in NEED_TORCH else blocked):

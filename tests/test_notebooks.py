@@ -43,11 +43,37 @@ def test_the_site_lists_every_notebook():
     assert sorted(pages) == [f"notebooks/{path.stem}.md" for path in SOURCES]
 
 
-@pytest.mark.parametrize(
-    "source",
-    sampled(SOURCES, [ROOT / "notebooks" / "10_paged_engine.py"]),  # the quickest
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_notebook_has_the_cells_of_its_script_with_outputs(source):
+    stored = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    ours = run_notebooks.unexecuted(source)
+    for cell in stored.cells:
+        for output in cell.pop("outputs", ()):
+            shown = output.get("data", {})
+            assert output.output_type != "error" and len(str(shown)) < 300_000
+    kept = ("id", "cell_type", "source")
+    assert [[cell[name] for name in kept] for cell in stored.cells] == [
+        [cell[name] for name in kept] for cell in ours.cells
+    ], "the notebook and its script differ: make notebooks"
+    last = [cell.execution_count for cell in stored.cells if cell.cell_type == "code"]
+    assert last == [*range(1, len(last) + 1)]
+
+
+QUICKEST = sampled(SOURCES, [ROOT / "notebooks" / "10_paged_engine.py"])
+
+
+@pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
+def test_nbconvert_runs_a_notebook_where_it_lies(source, tmp_path):
+    run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
+    name = source.with_suffix(".ipynb").name
+    done = subprocess.run(
+        [*run, "--output-dir", tmp_path, name], capture_output=True, text=True, cwd=source.parent
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / name).is_file()
+
+
+@pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
 def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
     blocked = run_notebooks.WITHOUT.format(
         modules=("torch", "triton", "transformers", "IPython", "jupytext")

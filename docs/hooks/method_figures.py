@@ -42,7 +42,7 @@ def pictures(meta: Meta) -> str:
 
 def unsearched(picture: Picture) -> str:
     """Return a picture as HTML; the numbers on its axes are nothing to search for."""
-    return picture._repr_html_().replace("<figure ", "<figure data-search-exclude ", 1)
+    return picture.figure.replace("<figure ", "<figure data-search-exclude ", 1)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Pages of the site from the executed notebooks in ``build/notebooks`` (``make notebooks``)."""
+"""Pages of the site from the notebooks, with the outputs that ``make notebooks`` leaves in them."""
 
 import re
 import sys
@@ -8,16 +8,15 @@ from typing import Any
 
 import nbformat
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "notebooks"))
 
 from exercises import read  # noqa: E402  (the notebooks' own)
+from kvlab.fast.lab.drawing import LIGHT_OR_DARK  # noqa: E402
 
-SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
-NOTEBOOKS = sorted(SOURCES.glob("[0-9][0-9]_*.py"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 PAGES = {path.stem[:2]: f"{path.stem}.md" for path in NOTEBOOKS}
 MENTION = re.compile(r"\b(?P<claim>(?:AK|CA|DE|LE)-\d+[a-z]?)\b|\bnotebook (?P<number>\d\d)\b")
 """Claims and other notebooks, which a page links."""
@@ -25,16 +24,12 @@ MENTION = re.compile(r"\b(?P<claim>(?:AK|CA|DE|LE)-\d+[a-z]?)\b|\bnotebook (?P<n
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page, the executed notebook and the script of every notebook."""
-    for source in NOTEBOOKS:
-        executed = EXECUTED / f"{source.stem}.ipynb"
-        if not executed.exists():
-            raise PluginError(f"{executed} does not exist: run `make notebooks` first")
-        notebook = nbformat.read(executed, as_version=4)
-        name = f"notebooks/{source.stem}"
-        page = markdown(notebook, source.stem)
+    for path in NOTEBOOKS:
+        notebook, name = nbformat.read(path, as_version=4), f"notebooks/{path.stem}"
+        page = markdown(notebook, path.stem)
         files.append(File.generated(config, f"{name}.md", content=page))
-        files.append(File.generated(config, f"{name}.ipynb", abs_src_path=str(executed)))
-        files.append(File.generated(config, f"{name}.py", abs_src_path=str(source)))
+        for kind in (path, path.with_suffix(".py")):
+            files.append(File.generated(config, f"notebooks/{kind.name}", abs_src_path=str(kind)))
     return files
 
 
@@ -102,7 +97,10 @@ def outputs(cell: Any) -> Iterator[str]:
         yield fence(printed, "text", kind="kvlab-output")
     for output in found:
         shown = output.get("data", {})
-        if "text/html" in shown:
+        if "image/svg+xml" in shown:
+            svg = shown["image/svg+xml"].replace(f"<style>{LIGHT_OR_DARK}</style>", "", 1)
+            yield f'<div class="kvlab-shown"><figure class="kvlab-picture">{svg}</figure></div>'
+        elif "text/html" in shown:
             yield f'<div class="kvlab-shown">{shown["text/html"]}</div>'
         elif "text/plain" in shown:
             yield fence(shown["text/plain"], "text", kind="kvlab-output")

@@ -179,7 +179,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "table of methods": table_of_methods,
     "table of precisions": table_of_precisions,
     "divergences of precisions": divergences_of_precisions,
-    "equal bytes": lambda: equal_bytes.chart(equal_bytes.read_panels())._repr_html_(),
+    "equal bytes": lambda: equal_bytes.chart(equal_bytes.read_panels()).figure,
     "modules of methods": modules_of_methods,
     "groups of whole caches": lambda: rows_of_groups(of_caches=True),
     "groups": lambda: rows_of_groups(of_caches=False),

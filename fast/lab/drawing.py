@@ -46,7 +46,12 @@ class Picture:
     description: str
     """A text for readers who cannot see the picture."""
 
-    def _repr_html_(self) -> str:
+    def _repr_svg_(self) -> str:
+        return self.alone
+
+    @property
+    def figure(self) -> str:
+        """The picture as a part of a page."""
         return f'<figure class="kvlab-picture">{self.svg}</figure>'
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ def test_a_picture_has_no_fixed_ink_no_ground_and_an_escaped_description():
     assert "currentColor" in svg and "#000000" not in svg and "#ffffff" not in svg
     assert "<metadata>" not in svg and "\n\n" not in svg
     assert not re.search(r"<g id=", svg), "pictures that share a page share names"
-    assert HOSTILE not in picture._repr_html_()
+    assert HOSTILE not in picture.figure
     assert 'role="img"' in svg and "&quot;line&quot;" in svg
     assert "a line" in svg, "there is no legend"
 
