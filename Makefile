@@ -33,7 +33,7 @@ real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB,
 	$(BIN)/kvlab view kvlab-report/real.html --model smollm2 --problem 0 --budget 60% \
 	  --most-values 40000 --methods "full tova h2o streaming_llm"
 
-lab: .venv/lab  ## open the notebooks in JupyterLab
+lab: .venv/fast .venv/lab  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks $(ARGS)
 
 test: .venv/dev lint  ## what CI runs

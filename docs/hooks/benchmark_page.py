@@ -32,6 +32,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(MARK, written_results())
 
 
+def shown(drawing: Drawing) -> str:
+    """Return a drawing as a part of the page, as wide as the text."""
+    return f'<div class="kvlab-shown">{drawing.picture.figure}</div>'
+
+
 def written_results() -> str:
     """Write every result; say so if no GPU was measured."""
     found = results()
@@ -39,7 +44,7 @@ def written_results() -> str:
     for each in found.items():
         drawn = False
         for block in result_blocks(*each):
-            parts.append(block.picture.figure if isinstance(block, Drawing) else written(block))
+            parts.append(shown(block) if isinstance(block, Drawing) else written(block))
             if drawn and isinstance(block, Table):
                 parts[-1] = folded("The figures", [parts[-1]], "note")
             drawn = isinstance(block, Drawing)
