@@ -214,6 +214,7 @@ def _stored(cache: LayerCache) -> dict[str, Tensor]:
     return found
 
 
+@torch.inference_mode()
 def _run(method, budget, queries, keys, values, blocks, confidence, prompt, softcap):
     policy, t, steps, done = get(method, budget), keys.shape[1], [], 0
     layers = Layers(policy, 1, watch=lambda _, step: steps.append((step.output[0], step.cache)))
@@ -348,8 +349,9 @@ def _whole_cache(method, budget, model, tokens, padding, calls, continues, **giv
 
 def _held(cache: CompressedCache, tokens: int) -> Tensor:
     """Mark the positions that each layer and head holds; none in layers with a window."""
-    held = iter([_marked(positions, tokens) for positions in cache.positions()])
-    nowhere = _marked(torch.full_like(cache.positions()[0], -1), tokens)
+    positions = cache.positions()
+    held = iter([_marked(each, tokens) for each in positions])
+    nowhere = _marked(torch.full_like(positions[0], -1), tokens)
     compressed = [layer in cache.compressed_layers for layer in cache.layers]
     return torch.stack([next(held) if each else nowhere for each in compressed], dim=1)
 

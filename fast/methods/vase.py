@@ -68,6 +68,7 @@ class ProjectedNorms(Score[reference.ProjectedNorms]):
         self.draw.observe(state, seen)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        self.observe(state, seen)
         columns = self.projection(state, seen)
         keys, values = ((x @ columns).square().sum(dim=-1) for x in (seen.keys, seen.values))
         products = keys * values * seen.present

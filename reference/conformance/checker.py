@@ -1,10 +1,12 @@
 """Runs an implementation on test vectors and drawn cases; looks for small cases that fail."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -107,6 +109,7 @@ def check(
     sizes: Iterable[str] = ("small",),
     seed: int = 0,
     progress: Progress = lambda done, everything, target: None,
+    others: Iterable[Implementation] = (),
 ) -> Report:
     """Check an implementation against the test vectors.
 
@@ -121,8 +124,7 @@ def check(
             ``offers`` and ``answer``: see `Implementation`.
         arrays: module whose arrays the functions take: numpy, torch, cupy or jax.numpy.
         device: where the arrays are, as that module names it.
-        precision: number format of queries, keys and values: float32, float16 or bfloat16; it
-            sets the tolerance, too.
+        precision: number format of vectors and tolerance: float32, float16 or bfloat16.
         groups: groups to run; None: all.
         exclude: groups to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
@@ -131,6 +133,7 @@ def check(
         sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
         seed: seed of the numbers of drawn cases.
         progress: is told the number of cases done, of all cases, and the current target.
+        others: the same implementation in other processes, which answer other targets meanwhile.
 
     Raises:
         ValueError: if a target, group or precision is unknown.
@@ -138,8 +141,7 @@ def check(
     """
     under_test: Implementation = implementation
     if not (hasattr(implementation, "offers") and hasattr(implementation, "answer")):
-        functions = _by_target(method, implementation)
-        under_test = Functions(functions, arrays, device, precision)
+        under_test = Functions(_by_target(method, implementation), arrays, device, precision)
 
     def wanted(target: str) -> bool:
         return belongs(target, method) and under_test.offers(target)
@@ -147,43 +149,65 @@ def check(
     everything: list[Case] = []
     for size in sizes:
         check_choice(("small", *SIZES), sizes=size)
-        small = size == "small"
-        everything += cases(method, spec) if small else sized_cases(size, seed, wanted)
+        everything += cases(method, spec) if size == "small" else sized_cases(size, seed, wanted)
     chosen = _selected(everything, method, groups, exclude)
-    return _run_cases(under_test, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
+    workers = (under_test, *others)
+    return _run_cases(workers, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
 
 
 def _run_cases(
-    under_test: Implementation,
+    workers: Sequence[Implementation],
     chosen: Sequence[Case],
     seconds: float,
     calls: int,
     progress: Progress,
 ) -> Report:
     targets = list(dict.fromkeys(case.target for case in chosen))
-    not_offered = tuple(target for target in targets if not under_test.offers(target))
-    if len(not_offered) == len(targets):
+    offered = [target for target in targets if workers[0].offers(target)]
+    if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets)}")
-    asked = [case for case in chosen if case.target not in not_offered]
-    asked.sort(key=lambda case: targets.index(case.target))
-    by_group: dict[tuple[str, str], list[Outcome]] = {}
+    asked = {target: [case for case in chosen if case.target == target] for target in offered}
+    by_group = {(name, case.group): list[Outcome]() for name in asked for case in asked[name]}
+    total, number, waiting = sum(map(len, asked.values())), count(), iter(offered)
+
+    def work(under_test: Implementation) -> None:
+        nonlocal seconds
+        for target in waiting:
+            for case in asked[target]:
+                progress(next(number), total, target)
+                outcomes = by_group[target, case.group]
+                first = not any(each.status == Status.FAILED for each in outcomes)
+                began = monotonic()
+                outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
+                if outcomes[-1].smallest is not None:
+                    seconds -= min(seconds, monotonic() - began)
+
     try:
-        for number, case in enumerate(asked):
-            progress(number, len(asked), case.target)
-            outcomes = by_group.setdefault((case.target, case.group), [])
-            first = not any(each.status == Status.FAILED for each in outcomes)
-            began = monotonic()
-            outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
-            if outcomes[-1].smallest is not None:
-                seconds -= min(seconds, monotonic() - began)
+        _work_at_once(work, workers, waiting)
     except KeyboardInterrupt as stop:
         statuses = Counter(each.status for own in by_group.values() for each in own)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
-        stop.add_note(f"{statuses.total()} of {len(asked)} cases run: {counts or 'none'}")
+        stop.add_note(f"{statuses.total()} of {total} cases run: {counts or 'none'}")
         raise
-    progress(len(asked), len(asked), "done")
+    progress(total, total, "done")
     groups = (Group(*key, tuple(outcomes)) for key, outcomes in by_group.items())
-    return Report(tuple(groups), not_offered)
+    return Report(tuple(groups), tuple(target for target in targets if target not in asked))
+
+
+def _work_at_once(
+    work: Callable[[Implementation], None],
+    workers: Sequence[Implementation],
+    waiting: Iterator[str],
+) -> None:
+    """Let all workers take targets; what stops the first leaves the others their current one."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        others = [pool.submit(work, each) for each in workers[1:]]
+        try:
+            work(workers[0])
+        finally:
+            deque(waiting, maxlen=0)
+        for each in others:
+            each.result()
 
 
 def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Report:

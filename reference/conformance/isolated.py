@@ -6,6 +6,7 @@ failed, and the next case starts a new process.
 
 import os
 import signal
+from copy import copy
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -64,6 +65,12 @@ class Isolated:
         except OSError:
             raise LostError(self._last_words()) from None
         return self._receive(self.timeout)
+
+    def another(self) -> "Isolated":
+        """Return the same in a process of its own, which its first case starts."""
+        other = copy(self)
+        other._process = other._connection = None
+        return other
 
     def close(self) -> None:
         """End the process."""

@@ -61,6 +61,10 @@ class Program:
                 raise FailedError(f"the program wrote no {made.name}")
             return read_outputs(made.read_bytes())
 
+    def another(self) -> "Program":
+        """Return itself: every case has a process of its own."""
+        return self
+
     def close(self) -> None:
         """Do nothing: no process outlives its case."""
 

@@ -1,7 +1,8 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
 import shutil
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,16 +98,23 @@ def run(
     precision: Precision = None,
     timeout: Timeout = 60.0,
     seed: Seed = 0,
+    jobs: Annotated[int, Option(min=1, help="Processes that answer cases at once.")] = 1,
     json: Json = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     listed = xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
     known = {} if listed is None else read_xfails(listed)
-    tested = _implementation(file, program, arrays, device, precision, timeout)
-    with closing(tested) as under_test, reporting(transient=True) as told:
+    with ThreadPoolExecutor(1) as reader, ExitStack() as opened:
+        reader.submit(cases, target, spec)  # read while the file is loaded
+        tested = _implementation(file, program, arrays, device, precision, timeout)
+        workers = [tested, *(tested.another() for _ in range(jobs - 1))]
+        for each in workers:
+            opened.enter_context(closing(each))
+        told = opened.enter_context(reporting(transient=True))
         report = check(
             target,
-            under_test,
+            tested,
+            others=workers[1:],
             groups=group or None,
             exclude=exclude or (),
             minimise=minimise,

@@ -47,6 +47,24 @@ def test_a_failure_is_shown_small_and_exits_with_1(file):
     assert "smallest: keep has the shape" in done.output and " plain " not in done.output
 
 
+CRASHES = """
+def attend(queries):
+    import os
+    os._exit(3)
+IMPLEMENTATIONS |= {"attend": attend, "pack": lambda codes, bits: codes}
+"""
+
+
+def test_several_processes_report_what_one_does(file):
+    asked = ("run", file(WRONG + CRASHES), "--json", "--no-minimise", "--spec", "1.4")
+    groups = [("--group", "plain"), ("--group", "ties")]
+    one, two = (invoke(*asked, *sum(groups, ()), "--jobs", str(jobs)) for jobs in (1, 2))
+    assert one.exit_code == two.exit_code == 1 and one.stdout == two.stdout
+    told = json.loads(two.stdout)["groups"]
+    assert {each["target"] for each in told} == {"attend", "keep_set", "pack"}
+    assert all(each["failed"] for each in told if each["target"] != "pack")
+
+
 def test_what_a_kernel_prints_is_not_among_the_data(file, capfd):
     loud = WRONG.replace("    return", "    print('computing')\n    return") + "\nprint('loaded')\n"
     done = invoke("run", file(loud), "--json", "--group", "plain")
