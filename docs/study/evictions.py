@@ -43,7 +43,8 @@ def moved_outputs(h: Float[Array, " n"], values: Float[Array, "n 2"]) -> Picture
     output = h @ values
     axes.scatter(*values.T, s=900 * h, alpha=0.25)
     for j, (value, moved) in enumerate(zip(values, outputs_without(h, values), strict=True)):
-        axes.text(value[0], value[1], f"$v_{j}$, {h[j]:.2f}", ha="center", va="center", fontsize=9)
+        beside = {"xytext": (0, 20), "textcoords": "offset points", "ha": "center", "fontsize": 9}
+        axes.annotate(f"$v_{j}$, weight {h[j]:.2f}", tuple(value), **beside)
         arrow = {"arrowstyle": "->", "color": RED, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", tuple(moved), tuple(output), arrowprops=arrow)
         apart = np.linalg.norm(moved - output)
@@ -51,9 +52,9 @@ def moved_outputs(h: Float[Array, " n"], values: Float[Array, "n 2"]) -> Picture
         side = "left" if moved[0] > output[0] else "right"
         axes.text(place[0], place[1], f"without {j}: {apart:.2f}", fontsize=8, va="center", ha=side)
     axes.plot(*output, "k*", markersize=9)
-    axes.text(output[0] - 0.3, output[1] + 0.15, "X")
+    axes.annotate("X", tuple(output), xytext=(5, 4), textcoords="offset points")
     axes.set_aspect("equal")
-    axes.margins(0.25, 0.15)
+    axes.margins(0.3, 0.3)
     return finish(
         figure,
         "Values of three entries, as large as their weights, the output X, and an arrow from X to "

@@ -76,6 +76,8 @@ def solved(found: TaskSummary, specs: Sequence[str], budgets: Collection[str] = 
                 axes.errorbar(mean, place, xerr=[[mean - low], [high - mean]], color=INK, capsize=2)
         axes.set(xlabel="solved, %", xlim=(0, 100), ylim=(-0.6, len(specs) - 0.4))
         axes.set_yticks(range(len(specs)), [_short(spec) for spec in reversed(specs)])
+        for label in axes.get_yticklabels():
+            label.set_color(GREY if label.get_text().startswith("random") else INK)
         axes.set_title("" if size is None else texts[size])
     told = (f"{p.method} at {p.budget or 'its own rule'}: {x.percent(0)}" for p, x in shares)
     return finish(figure, f"Problems solved, %, with 95 % intervals: {'; '.join(told)}.")
