@@ -281,6 +281,7 @@ class Pane {
     this.view = [0, run.texts.length];
     this.text.setAttribute("aria-label", `Text under ${run.method}`);
     this.marks = run.texts.map((text) => (text === "" ? " none" : text.includes("\n") ? " break" : ""));
+    if (run.prompt < run.texts.length) this.marks[run.prompt] += " written";
     if (run.failure) this.marks[run.failure.position] += " wrong";
     for (const position of run.failure?.lost ?? []) this.marks[position] += " lost";
     this.tellFailure();
@@ -299,7 +300,8 @@ class Pane {
   }
 
   tellFailure() {
-    this.failure.hidden = !this.run.failure;
+    this.failure.hidden = !runs.some((run) => run.failure); // else the panes' lines would part
+    this.failure.replaceChildren();
     if (!this.run.failure) return;
     const { position, expected, lost } = this.run.failure, named = (at) => `${JSON.stringify(this.run.texts[at])} at ${at}`;
     this.failing = Math.min(this.run.steps.length - 1, firstFrom(this.run.steps, position + 1)); // the step that read it
