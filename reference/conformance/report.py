@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from pathlib import Path
+from platform import platform, python_version
 from typing import Any
 
 import numpy as np
@@ -192,6 +194,12 @@ def to_plain(report: Report) -> dict[str, Any]:
         "groups": [_group_to_plain(group) for group in report.groups],
         "not_offered": list(report.not_offered),
     }
+
+
+def environment() -> dict[str, str]:
+    """Return what a report was made with."""
+    versions = {name: version(name) for name in ("kvlab", "numpy")}
+    return {"python": python_version(), "platform": platform(), **versions}
 
 
 def _group_to_plain(group: Group) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from kvlab.reference.conformance.report import (
     XFAILS,
     Report,
     Status,
+    environment,
     judged,
     read_xfails,
     shown,
@@ -124,7 +125,7 @@ def run(
             spec=spec,
             progress=told,
         )
-    _finish(judged(report, known), json)
+    _finish(judged(report, known), json, of=str(file or program), specification=spec)
 
 
 @app.command()
@@ -144,7 +145,7 @@ def fuzz(
     tested = _implementation(file, program, arrays, device, precision, timeout)
     with closing(tested) as under_test, working("asking drawn cases"):
         report = ask_drawn(target, under_test, seed, count)
-    _finish(report, json)
+    _finish(report, json, of=str(file or program))
 
 
 def _implementation(
@@ -167,9 +168,9 @@ def _implementation(
     return RunProgram(program, precision or "float32", timeout)
 
 
-def _finish(report: Report, as_json: bool) -> None:
+def _finish(report: Report, as_json: bool, **about: str) -> None:
     if as_json:
-        print_json(to_plain(report))
+        print_json({**to_plain(report), **about, "environment": environment()})
     else:
         _show(report)
     if not report.passed:

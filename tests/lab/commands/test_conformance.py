@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -60,7 +61,10 @@ def test_several_processes_report_what_one_does(file):
     groups = [("--group", "plain"), ("--group", "ties")]
     one, two = (invoke(*asked, *sum(groups, ()), "--jobs", str(jobs)) for jobs in (1, 2))
     assert one.exit_code == two.exit_code == 1 and one.stdout == two.stdout
-    told = json.loads(two.stdout)["groups"]
+    report = json.loads(two.stdout)
+    assert report["specification"] == "1.4" and report["of"].endswith("kernel.py")
+    assert report["environment"]["numpy"] == np.__version__
+    told = report["groups"]
     assert {each["target"] for each in told} == {"attend", "keep_set", "pack"}
     assert all(each["failed"] for each in told if each["target"] != "pack")
 
