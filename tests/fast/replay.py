@@ -190,9 +190,10 @@ class Comparison:
 
 def assert_close(found: np.ndarray, expected: np.ndarray, atol: float, rtol: float = 0) -> None:
     """Let NumPy look, and say what is wrong, only where a difference is not simply small."""
+    assert found.shape == expected.shape
     with np.errstate(invalid="ignore"):
         small = np.abs(found - expected) <= atol + rtol * np.abs(expected)
-    if found.shape != expected.shape or not small.all():
+    if not small.all():
         np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
