@@ -79,8 +79,9 @@ LONG = (
 QUICK = [
     *((spec, *SHORT[number % len(SHORT)]) for number, spec in enumerate(SPECS)),
     *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::12])),
+    *((spec, *SHORT[1]) for spec in CODED),
 ]
-"""Every method on a short stream, and some on a long one."""
+"""Every method on a short stream, some on a long one, and codes of bfloat16."""
 MATRIX = {
     *product(HEADS, ("float32", "bfloat16"), ("decode", "blocks", "both"), BATCHES),
     *SHORT,

@@ -140,10 +140,11 @@ def test_models_are_watched_while_a_score_asks_and_refused_where_they_cannot_be(
 def test_traces_and_streams_are_refused(tmp_path):
     model = Transformer.from_directory(reasoner_directory())
     policy = gate(tmp_path, AutoConfig.from_pretrained(reasoner_directory()))
+    trace = record_trace(model, [1, 2, 3], 2)
     with pytest.raises(
         ValueError, match=r"learned_gate.* reads hidden states, which traces do not"
     ):
-        check_replay(trace := record_trace(model, [1, 2, 3], 2), [policy], None)
+        check_replay(trace, [policy], None)
     with pytest.raises(ValueError, match="triattention reads the rotary embedding, which traces"):
         check_replay(trace, [methods.get("triattention", 4)], None)
     with pytest.raises(ValueError, match=r"learned_gate.* reads them: only models"):

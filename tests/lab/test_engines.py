@@ -1,4 +1,4 @@
-"""Engines against kvlab's specifications; the real ones, slowly, where they are installed."""
+"""Engines against kvlab's specifications; the real ones where they are installed."""
 
 import functools
 import shlex
@@ -69,8 +69,10 @@ def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     assert (found["gap"] > agreement.TIE, full.verdict(found)) == (True, "WRONG: parts")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "setting", "wrong"), [OPENVINO, LLAMA_CPP, SHIFT])
+@pytest.mark.parametrize(
+    ("engine", "setting", "wrong"),
+    [OPENVINO, *(pytest.param(*each, marks=pytest.mark.slow) for each in (LLAMA_CPP, SHIFT))],
+)
 def test_an_engine_agrees_with_its_specification_alone(monkeypatch, engine, setting, wrong):
     if not (engines.folder(engine).is_dir() and gguf_file("smollm2").is_file()):
         pytest.skip(f"{engine} is not here: kvlab engines install {engine}")
