@@ -113,7 +113,9 @@ def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:
         lines = [[(born, born), (min(gone, t - 1), born)] for born, gone in enumerate(last)]
         axes.add_collection(LineCollection(lines, linewidths=max(0.4, 130 / t), colors="C0"))
         axes.axvline(prompt - 0.5, color=RED, linewidth=0.8)
-        axes.set(xlim=(0, t), ylim=(0, t), title=name)
+        axes.set(xlim=(0, t), ylim=(0, t), title=name.partition("@")[0])
+    for axes in panels[len(left) - columns : len(left)]:
+        axes.tick_params(labelbottom=True)
     for axes in panels[len(left) :]:
         axes.set_visible(False)
     figure.supxlabel("token", fontsize=8.5)

@@ -28,6 +28,7 @@ from kvlab.fast.lab.commands.options import (
     words,
 )
 from kvlab.fast.lab.evaluate.controls import matched
+from kvlab.fast.lab.evaluate.own import passage
 from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, check_pairs, paired_tests
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
@@ -54,7 +55,7 @@ from kvlab.fast.lab.terminal import finish, print_caption, print_table, printing
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.tasks import english, reasoning
+from kvlab.reference.tasks import reasoning
 
 Text = Annotated[
     Path | None,
@@ -240,18 +241,25 @@ def _own_task(model: str | None, text: Path | None, **only: object) -> str | Non
 
 
 def _count_windows(model: str | None, text: Path | None, window: int) -> int:
-    content = english.novel() if text is None else read_text("text", text)
+    content = _content(text)
     tokenizer = load_tokenizer(model)
     from kvlab.fast.lab.generation import token_ids
 
     return max(1, len(token_ids(tokenizer, content)) // window)
 
 
+def _content(text: Path | None) -> str:
+    """Return the novel, or what a file holds; refuse one that cannot be read."""
+    if text is not None:
+        read_text("text", text)
+    return passage(None if text is None else str(text))
+
+
 def _of_text(tasks: Sequence[dict[str, Any]], text: Path | None) -> tuple[dict[str, Any], ...]:
     """Let tasks read a text, if there is one; refuse one that cannot be read."""
     if text is None:
         return tuple(tasks)
-    read_text("text", text)
+    _content(text)
     return tuple(task | {"text": str(text)} for task in tasks)
 
 

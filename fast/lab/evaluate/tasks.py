@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Int
 
+from kvlab.fast.lab.evaluate.own import COMPARED, OwnProblem, passage
 from kvlab.fast.lab.points import tokens_after
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.method import check_options
@@ -220,6 +221,60 @@ class Reading(InNovel):
         return Outcome(all(found), found[0])
 
 
+@dataclass(frozen=True)
+class OpenQuestion(Question):
+    """A problem whose answer ends only with the tokens that it may have."""
+
+    tokens: int = 0
+
+    @property
+    def stop(self) -> None:
+        return None
+
+    @property
+    def limit(self) -> int:
+        return self.tokens
+
+
+@dataclass(frozen=True)
+class Own(Task):
+    """Problems of one's own, in an order drawn by seed.
+
+    Each line of the file is a JSON object with ``prompt``, ``answer`` and ``compare``, one of
+    `COMPARED` and ``exact`` by default.
+    """
+
+    text: str = ""
+    """The file."""
+    tokens: int = 64
+    """Tokens of an answer, at most."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, tokens=self.tokens)
+
+    def problems(self, count: int, seed: int) -> Sequence[OwnProblem]:
+        try:
+            lines = Path(self.text).read_text("utf-8").splitlines()
+        except OSError as error:
+            raise ValueError(f"text = {self.text!r} cannot be read: {error.strerror}") from None
+        places = ((f"{self.text}, line {n}", line) for n, line in enumerate(lines, start=1))
+        found = [OwnProblem.read(line, place) for place, line in places if line.strip()]
+        check_between(1, len(found), problems=count)
+        return [found[n] for n in np.random.default_rng(seed).permutation(len(found))[:count]]
+
+    def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
+        return [
+            OpenQuestion(
+                number, each, encode(each.prompt), encode(each.solution), tokens=self.tokens
+            )
+            for number, each in enumerate(self.problems(count, seed))
+        ]
+
+    def grade(self, problem: OwnProblem, text: str) -> Outcome:
+        right = COMPARED[problem.compare](problem.solution, text)
+        return Outcome(right, right)
+
+
 MOST = 0.9
 """Share of what could be rated after an eviction that `Rated.block_for` asks for."""
 
@@ -290,7 +345,7 @@ class Windows(Rated):
         from kvlab.fast.lab.evaluate.likelihood import cut_windows
         from kvlab.fast.lab.generation import token_ids
 
-        cut = cut_windows(token_ids(tokenizer, _read(self.text)), self.window, self.prompt, count)
+        cut = cut_windows(token_ids(tokenizer, passage(self.text)), self.window, self.prompt, count)
         if len(cut) < count:
             raise ValueError(f"problems = {count} must be at most the {len(cut)} windows of a text")
         return [Question(number, None, each.prompt, each.rated) for number, each in enumerate(cut)]
@@ -332,7 +387,7 @@ class Haystack(Rated):
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
         from kvlab.fast.lab.evaluate.needle import haystack
 
-        hay, depths = _read(self.text), np.linspace(0, 1, self.depths).tolist()
+        hay, depths = passage(self.text), np.linspace(0, 1, self.depths).tolist()
         found = []
         for number in range(count):
             trial, place = divmod(number, self.depths)
@@ -391,10 +446,6 @@ def _in_chat(tokenizer: Any, question: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _read(text: str | None) -> str:
-    return english.novel() if text is None else Path(text).read_text(encoding="utf-8")
-
-
 TASKS: Mapping[str, type[Task]] = {
     "reasoning": Reasoning,
     "jumps": Jumps,
@@ -405,13 +456,16 @@ TASKS: Mapping[str, type[Task]] = {
     "haystack": Haystack,
     "definition": Definitions,
     "chat": Chat,
+    "own": Own,
 }
 
 
 @cache
 def find_task(spec: str) -> Task:
-    """Return the task that ``spec`` names."""
+    """Return the task that ``spec`` names; ``FILE.jsonl`` is ``own@text=FILE.jsonl``."""
     name, _, written = spec.partition("@")
+    if name.endswith(".jsonl"):
+        name, written = "own", ",".join(filter(None, [f"text={name}", written]))
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; known are {', '.join(TASKS)}")
     kind, options = TASKS[name], read_options(spec, written)

@@ -1,0 +1,81 @@
+"""Problems and texts of one's own, from files in JSONL."""
+
+import json
+
+import pytest
+
+from kvlab.fast.lab.evaluate.own import passage
+from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.sweep.compare import compare
+from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.reference.tasks import jumps
+
+
+def written(path, *lines):
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "right", "wrong"),
+    [
+        ("exact", "two words", "  two words \nand more", "two words more"),
+        ("contains", "Paris", "It is Paris.", "It is paris."),
+        ("number", "1,200", "First 7, so 1200", "1200, or rather 7"),
+    ],
+)
+def test_an_answer_is_compared_as_its_line_says(tmp_path, kind, answer, right, wrong):
+    line = {"prompt": "?", "answer": answer, "compare": kind}
+    task = find_task(written(tmp_path / "own.jsonl", line))
+    (problem,) = task.problems(1, seed=0)
+    assert task.grade(problem, right).solved
+    assert not task.grade(problem, wrong).solved
+    assert not task.grade(problem, "").solved
+
+
+def test_the_order_is_drawn_by_seed_and_the_first_stay_the_first(tmp_path):
+    task = find_task(
+        written(tmp_path / "own.jsonl", *({"prompt": f"{n}", "answer": "x"} for n in range(9)))
+    )
+    (first, *_), all_of_them = task.problems(1, 3), task.problems(9, 3)
+    assert all_of_them[0] == first and sorted(each.prompt for each in all_of_them) == [*"012345678"]
+    assert all_of_them != task.problems(9, 4)
+    with pytest.raises(ValueError, match="problems = 10 must be between 1 and 9"):
+        task.problems(10, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"prompt": "x"}', "line 2: 'answer' is missing"),
+        ('{"prompt": "", "answer": "x"}', "must be texts that are not empty"),
+        ('{"prompt": "x", "answer": 3}', "must be texts"),
+        ('{"prompt": "x", "answer": "y", "compare": "fuzzy"}', "compare = 'fuzzy' must be one of"),
+        ("[1]", "line 2:"),
+        ("{", "line 2:"),
+    ],
+)
+def test_a_line_that_is_no_problem_is_refused_by_its_place(tmp_path, line, said):
+    path = tmp_path / "own.jsonl"
+    path.write_text(f'{{"prompt": "x", "answer": "y"}}\n{line}\n')
+    with pytest.raises(ValueError, match=said):
+        find_task(str(path))
+
+
+def test_programs_written_to_a_file_are_solved_as_the_task_solves_them(tmp_path):
+    size = jumps.Size(fewest=3, most=4)
+    lines = [
+        {"prompt": each.prompt, "answer": each.solution, "compare": "contains"}
+        for each in jumps.held_out(2, 0, size)
+    ]
+    own = f"{written(tmp_path / 'own.jsonl', *lines)}@tokens=60"
+    sweep = Sweep(("full",), (), 2, models=("jumps",), backend="reference", batch=1, tasks=(own,))
+    (point,) = compare(sweep).summary.points
+    assert [bool(each) for each in point.outcomes] == [True, True]
+
+
+def test_texts_of_a_file_are_read_one_after_the_other(tmp_path):
+    path = written(tmp_path / "texts.jsonl", {"text": "One text."}, {"text": "Another."})
+    assert passage(path) == "One text.\n\nAnother."
+    with pytest.raises(ValueError, match="line 1: must be a JSON object with a text"):
+        passage(written(tmp_path / "other.jsonl", {"prompt": "x"}))
