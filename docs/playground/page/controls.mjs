@@ -12,7 +12,7 @@ export class MethodControls {
     this.name = element("select", { "aria-label": `${label}: method`, onchange: () => this.choose() });
     for (const method of Object.values(METHODS)) this.name.add(new Option(method.title, method.id));
     this.wrapper = element("select", { "aria-label": `${label}: its score`, onchange: () => this.choose() });
-    this.wrapper.add(new Option("score as it is", ""));
+    this.wrapper.add(new Option("original score", ""));
     for (const [name, says] of Object.entries(WRAPPERS)) this.wrapper.add(new Option(says, name));
     this.options = element("div", { class: "pg-options" });
     this.settings = element("details", { class: "pg-settings" }, element("summary", {}, "Settings of the method"), this.options);

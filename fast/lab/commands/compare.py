@@ -135,8 +135,8 @@ def task_of(model: str) -> str:
     if model in EMBEDDED:
         return EMBEDDED[model]
     raise ValueError(
-        f"task must be given: what model = {model!r} solves is not known. Without a task, "
-        f"measure what it loses: kvlab perplexity --model {model} --budgets 50%"
+        f"task must be given for model = {model!r}: a name (jumps, needle, …) or FILE.jsonl. To "
+        f"measure without a task: kvlab perplexity --model {model} --window 512 --windows 4"
     )
 
 

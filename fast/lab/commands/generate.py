@@ -22,7 +22,7 @@ from kvlab.fast.lab.commands.options import (
     read_prompt,
 )
 from kvlab.fast.lab.files import folder_of, named
-from kvlab.fast.lab.points import check_points, reason
+from kvlab.fast.lab.points import After, check_points, reason
 from kvlab.fast.lab.steps import stop_with, until_stopped
 from kvlab.fast.lab.tables import MISSING
 from kvlab.fast.lab.terminal import print_facts, print_json, refuse, reporting, working
@@ -90,13 +90,19 @@ def _facts(written: "Written", asked: str | None) -> dict[str, str]:
         "method": method,
         "tokens": f"{written.prompt_tokens} given, {written.written_tokens} written",
         "entries kept": f"{kept} of {written.tokens_read} per KV head",
-        **({} if after is None else {"after eviction": f"{after.written} of what was written"}),
+        **({} if after is None else {"after eviction": _of_written(after)}),
         "keys and values": f"{_kibibytes(written.entry_bytes)} allocated, {100 * share:.0f} % of "
         f"the full cache's {_kibibytes(written.full_bytes)}",
         "state": f"{_kibibytes(written.state_bytes)} for positions and scores",
         "first token": f"{written.first_token_seconds:.2f} s",
         "tokens/s": "–" if rate is None else f"{rate:.1f}, after the first token",
     }
+
+
+def _of_written(after: After) -> str:
+    if after.count:
+        return f"{after.written} of what was written"
+    return f"{after.written}: nothing was evicted yet, so this is what the full cache writes"
 
 
 def _kibibytes(count: int) -> str:

@@ -29,7 +29,7 @@ def rows(comparison):
 
 def test_without_a_task_a_model_must_be_one_whose_task_is_known():
     assert task_of("reasoner") == "reasoning"
-    with pytest.raises(ValueError, match=r"task must be given.*perplexity --model smollm2"):
+    with pytest.raises(ValueError, match=r"task must be given for model = 'smollm2'.*perplexity"):
         task_of("smollm2")
 
 
