@@ -38,7 +38,7 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     library = result["versions"].get("transformers")
     used = f"transformers {library}" if library else ""
     other = versions_of_kvpress(result).get("transformers", library)
-    used += f", rows of kvpress {other}" if other != library else ""
+    used += f", kvpress with {other}" if other != library else ""
     asked = result.get("parameters", {})
     measured = result.get("method") or asked.get("model")
     some = "some contenders" if asked.get("only") else ""
