@@ -6,7 +6,9 @@ methods call them, on tensors of the CPU: what would be launched is compiled, an
 """
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -82,7 +84,8 @@ def several(size: kernels.Size) -> None:
     attend_to_tables(queries, tables, [tables[i] for i in (2, 0, 1, 3)], ENTRIES, 5.0)
 
 
-if __name__ == "__main__":
+def as_on_a_gpu(run: Callable[..., Any], run_tuned: Callable[..., Any]) -> None:
+    """Let tensors of the CPU take Triton, and these functions its kernels, tuned ones too."""
     target = GPUTarget("cuda", 90, 32)
     triton.runtime.driver.set_active(
         SimpleNamespace(
@@ -91,10 +94,14 @@ if __name__ == "__main__":
             get_current_target=lambda: target,
         )
     )
-    JITFunction.run, Autotuner.run = compile_only, compile_configurations
+    JITFunction.run, Autotuner.run = run, run_tuned
     choice.kernels_for = lambda device: "triton"
     common.multiplied_in_float32 = lambda x: x.dtype == torch.float32
     common.starts_early = lambda device: True
+
+
+if __name__ == "__main__":
+    as_on_a_gpu(compile_only, compile_configurations)
     for dtype in (torch.bfloat16, torch.float16, torch.float32)[: 3 if "all" in sys.argv else 1]:
         call(dtype)
     for (kind, _), shared in compiled.items():

@@ -8,19 +8,14 @@ of two layers and one of four tell what a layer takes, and what a model of 32 la
 import json
 import sys
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
+from compile_kernels import as_on_a_gpu
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.autotuner import Autotuner
-from triton.runtime.jit import JITFunction
 
 from kvlab.fast import compress
-from kvlab.fast.kernels import choice, common
 
 LAYERS = 32
 PROMPT, BUDGET = 80, 64
@@ -84,16 +79,7 @@ def untuned(self: Any, *arguments: Any, **options: Any) -> None:
 
 
 if __name__ == "__main__":
-    driver.set_active(
-        SimpleNamespace(
-            get_current_device=lambda: 0,
-            get_current_stream=lambda device: 0,
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        )
-    )
-    JITFunction.run, Autotuner.run = count_only, untuned
-    choice.kernels_for = lambda device: "triton"
-    common.starts_early = lambda device: True
+    as_on_a_gpu(count_only, untuned)
     for spec in (None, *sys.argv[1:]):
         two, four = launches(2, spec), launches(4, spec)
         print(json.dumps([spec, round(two + (four - two) / 2 * (LAYERS - 2))]), flush=True)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,9 +59,16 @@ def passage(text: str | None) -> str:
     if not text.endswith(".jsonl"):
         return found
     texts = []
-    for number, line in enumerate(found.splitlines(), start=1):
+    for place, line in lines_of(text, found):
         try:
-            texts += [json.loads(line)["text"]] if line.strip() else []
+            texts.append(json.loads(line)["text"])
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{text}, line {number}: must be a JSON object with a text") from None
+            raise ValueError(f"{place}: must be a JSON object with a text") from None
     return "\n\n".join(texts)
+
+
+def lines_of(name: str, content: str) -> Iterator[tuple[str, str]]:
+    """Yield the place of every line of a file that is not empty, and the line."""
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip():
+            yield f"{name}, line {number}", line

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from kvlab.fast.lab.evaluate.own import COMPARED, OwnProblem, passage
+from kvlab.fast.lab.evaluate.own import COMPARED, OwnProblem, lines_of, passage
 from kvlab.fast.lab.points import tokens_after
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.method import check_options
@@ -254,11 +254,10 @@ class Own(Task):
 
     def problems(self, count: int, seed: int) -> Sequence[OwnProblem]:
         try:
-            lines = Path(self.text).read_text("utf-8").splitlines()
+            content = Path(self.text).read_text("utf-8")
         except OSError as error:
             raise ValueError(f"text = {self.text!r} cannot be read: {error.strerror}") from None
-        places = ((f"{self.text}, line {n}", line) for n, line in enumerate(lines, start=1))
-        found = [OwnProblem.read(line, place) for place, line in places if line.strip()]
+        found = [OwnProblem.read(line, place) for place, line in lines_of(self.text, content)]
         check_between(1, len(found), problems=count)
         return [found[n] for n in np.random.default_rng(seed).permutation(len(found))[:count]]
 
