@@ -25,9 +25,18 @@ from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.common import tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
-from kvlab.fast.kernels.read_codes import bias_of, read_channels, read_rows, read_scales
+from kvlab.fast.kernels.read_codes import (
+    bias_of,
+    channels_in_order,
+    in_order,
+    read_channels,
+    read_rows,
+    read_scales,
+)
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, in_slots, partners_of
 
+WAVES = 4
+"""Programs per multiprocessor: one unpacks codes while others wait at a barrier."""
 MOST_SPREAD = 128
 """Query heads times groups of channels that one program of Triton takes."""
 
@@ -119,6 +128,8 @@ def products_with_keys(
         found = tl.reshape(tl.trans(found), shape)
     else:
         k = read_rows(keys, place, there, D, BITS, BLOCK_D, q.dtype)
+        if BITS < 8:
+            k = in_order(k, FOR_SUMS=True)
         found = tl.dot(k, tl.trans(q), input_precision="ieee")
         found = tl.reshape(tl.trans(found), shape)
         if BITS < 16:
@@ -152,7 +163,7 @@ def with_values(
     output, offset, weights, mine, place, values, scales, zeros,
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
+    BLOCK_N: tl.constexpr, TYPE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Add the weighted codes of one table to the output, and what zero points add to ``offset``."""
     shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
@@ -164,23 +175,28 @@ def with_values(
         offset -= bias_of(BITS, TYPE) * down * tl.sum(spread.to(tl.float32), axis=2)
     else:
         spread, down = scaled_into_reach(tl.broadcast_to(spread, shape), TYPE)
-    v = read_rows(values, place, mine, D, BITS, BLOCK_D, TYPE)
+    any_code = mine | (BITS < 8)  # is finite, and has no weight
+    v = read_rows(values, place, any_code, D, BITS, BLOCK_D, TYPE, UPRIGHT=not ORDERED)
+    if ORDERED:
+        v = in_order(v, FOR_SUMS=False)
     p = tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS, BLOCK_N])
     if TYPE.is_fp16():
         down = tl.reshape(down, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
-        output += down * tl.dot(tl.trans(v), tl.trans(p), input_precision="ieee")
+        output += down * tl.dot(v, tl.trans(p), input_precision="ieee")
     else:
-        output = tl.dot(tl.trans(v), tl.trans(p), output, input_precision="ieee")
+        output = tl.dot(v, tl.trans(p), output, input_precision="ieee")
     return output, offset
 
 
 @common.tuned(
-    common.blocks(4, 3, BLOCK_N=32),
-    common.blocks(2, 3, BLOCK_N=32),
-    common.blocks(4, 2, BLOCK_N=64),
-    common.blocks(4, 3, BLOCK_N=64),
-    common.blocks(4, 2, BLOCK_N=128),
-    common.blocks(8, 3, BLOCK_N=128),
+    common.blocks(2, 3, BLOCK_N=32, AHEAD=3),
+    common.blocks(2, 3, BLOCK_N=64, AHEAD=3),
+    common.blocks(2, 2, BLOCK_N=128, AHEAD=2),
+    common.blocks(1, 3, BLOCK_N=32, AHEAD=3),
+    common.blocks(2, 4, BLOCK_N=64, AHEAD=4),
+    common.blocks(4, 3, BLOCK_N=32, AHEAD=3),
+    common.blocks(4, 3, BLOCK_N=64, AHEAD=3),
+    common.blocks(4, 3, BLOCK_N=128, AHEAD=3),
     key=["magnitude", "RHO", "D", "PARTS", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
 )
 @common.kernel
@@ -193,7 +209,7 @@ def attend_to_a_part_of_tables(
     VALUES: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_OWN: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Attention of a head's queries to one part of one table of keys.
 
@@ -204,22 +220,26 @@ def attend_to_a_part_of_tables(
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_GROUPS)
-    column, spread_row = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_RHO * BLOCK_GROUPS)
+    spread_row = tl.arange(0, BLOCK_RHO * BLOCK_GROUPS)
     q_row = (spread_row // BLOCK_GROUPS)[:, None]
-    own = (column // GROUP)[None, :] == (spread_row % BLOCK_GROUPS)[:, None]
-    asked = (q_row < RHO) & (column < D)[None, :] & own
-    q = tl.load(queries + (head * RHO + q_row) * D + column, mask=asked, other=0.0).to(TYPE)
-    q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
-    for number in tl.static_range(len(KEY_BITS)):
+    for number in tl.static_range(len(KEY_BITS)):  # pyright: ignore[reportGeneralTypeIssues]
         first, last = from_odd(firsts[number]), from_odd(firsts[number + 1])
         if (part >= first) & (part < last):
+            column = channels_in_order(
+                BLOCK_D, True, KEY_BITS[number] < 8 and not BY_CHANNEL[number]
+            )
+            own = (column // GROUP)[None, :] == (spread_row % BLOCK_GROUPS)[:, None]
+            asked = (q_row < RHO) & (column < D)[None, :] & own
+            q = tl.load(queries + (head * RHO + q_row) * D + column, mask=asked, other=0.0).to(TYPE)
+            q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
             rows = from_odd(key_rows[number])
             rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
             best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
             mass = tl.zeros([BLOCK_RHO], tl.float32)
             output = tl.zeros([BLOCK_D, BLOCK_RHO * BLOCK_GROUPS], tl.float32)
             offset = tl.zeros([BLOCK_RHO, BLOCK_GROUPS], tl.float32)
-            for turn in range((part - first) * rounds, (part - first + 1) * rounds):
+            begin = (part - first) * rounds
+            for turn in tl.range(begin, begin + rounds, num_stages=AHEAD):  # or it skips the zeros
                 line = turn * BLOCK_N + tl.arange(0, BLOCK_N)
                 partner = tl.load(partners[number] + head * rows + line, mask=line < rows, other=-1)
                 held = partner >= 0
@@ -243,13 +263,16 @@ def attend_to_a_part_of_tables(
                 for table in tl.static_range(len(VALUES)):
                     mine = (partner >> SHIFT) == VALUES[table]
                     if table == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
-                        place = head * from_odd(value_rows[table]) + (partner & ROW)
+                        place = head * from_odd(value_rows[table]) + tl.where(
+                            mine, partner & ROW, 0
+                        )
                         output, offset = with_values(
                             output, offset, weights, mine, place,
                             values[table], value_scales[table], value_zeros[table],
                             D, VALUE_BITS[table], VALUE_OWN[table], GROUP,
-                            BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
+                            BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE, VALUE_BITS[0] < 8,
                         )  # fmt: skip
+            column = channels_in_order(BLOCK_D, False, VALUE_BITS[0] < 8)
             whole = tl.reshape(tl.trans(output), [BLOCK_RHO, BLOCK_GROUPS, BLOCK_D])
             whole += offset[:, :, None]
             its_group = (column // GROUP)[None, None, :] == group[None, :, None]
@@ -282,7 +305,7 @@ def _attend_in_triton(
     )
     rows = [table.rows for table, _ in asked]
     count = max(
-        common.split(sum(rows), common.ENTRIES_OF_A_PART, heads, queries.device),
+        common.split(sum(rows), common.ENTRIES_OF_A_PART, heads, queries.device, WAVES),
         common.magnitude(len(rows)),
     )
     raw, lse, outputs = new_parts(queries, entries, count, scores)
@@ -337,7 +360,7 @@ def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
 def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
     """Return what a table consists of; numbers as they are stand in for their own scales.
 
-    Codes of 4 and 2 bits become words of 32 bits, but for those of channels.
+    Codes of 4 and 2 bits, and pairs of scales, become words of 32 bits, but for those of channels.
     """
     if isinstance(table.vectors, Tensor):
         vectors = table.vectors.contiguous()
@@ -345,6 +368,8 @@ def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
     codes, scale, zero = (x.contiguous() for x in table.vectors.parts)
     if table.bits < 8 and not table.by_channel:
         codes = codes.view(torch.int32)
+    if scale.shape[-1] % 2 == 0 and not table.by_channel:
+        scale, zero = scale.view(torch.int32), zero.view(torch.int32)
     return codes, scale, zero, table.code.group
 
 

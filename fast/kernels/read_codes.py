@@ -76,22 +76,59 @@ def bias_of(bits, number_type):
 
 
 @kernel
+def in_order(rows, FOR_SUMS: tl.constexpr):
+    """Return ``[rows, BLOCK_D]``, or its transpose unless FOR_SUMS, in another order of channels.
+
+    In this order a thread of a program of two warps multiplies the codes of the words that it read,
+    so that they need not pass through shared memory: FOR_SUMS those whose products are added over
+    channels, else those whose products are added over rows.
+    """
+    count: tl.constexpr = rows.shape[0]
+    columns: tl.constexpr = rows.shape[1]
+    if columns < 64:
+        return rows if FOR_SUMS else tl.trans(rows)
+    elif FOR_SUMS:
+        parts = tl.reshape(rows, [count, 4, columns // 32, 2, 2, 2])
+        return tl.reshape(tl.permute(parts, (0, 4, 2, 1, 5, 3)), [count, columns])
+    else:
+        parts = tl.reshape(rows, [count, columns // 64, 8, 2, 4])
+        return tl.reshape(tl.permute(parts, (4, 1, 3, 2, 0)), [columns, count])
+
+
+@kernel
+def channels_in_order(BLOCK_D: tl.constexpr, FOR_SUMS: tl.constexpr, ORDERED: tl.constexpr):
+    """Return the channels of what `in_order` returns, or of rows as they are."""
+    channel = tl.arange(0, BLOCK_D)
+    if ORDERED:
+        channel = tl.reshape(in_order(channel[None, :], FOR_SUMS), [BLOCK_D])
+    return channel
+
+
+@kernel
 def read_rows(
     vectors, line, there,
     D: tl.constexpr, BITS: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr,
+    UPRIGHT: tl.constexpr = False,
 ):  # fmt: skip
     """Return rows of a table ``[rows, BLOCK_D]`` as they are, or codes with `bias_of` added.
 
-    Codes of 4 and 2 bits are read as words of 32 bits.
+    Codes of 4 and 2 bits are read as words of 32 bits. UPRIGHT turns rows into columns; what is
+    read like that need not be turned, because the compiler would not read it ahead.
     """
     per: tl.constexpr = 1 if BITS >= 8 else 32 // BITS
     item = tl.arange(0, BLOCK_D // per)
-    inside = there[:, None] & (item < D // per)[None, :]
-    read = tl.load(vectors + line[:, None] * (D // per) + item, mask=inside, other=0)
+    if UPRIGHT and BITS >= 8:
+        inside = there[None, :] & (item < D)[:, None]
+        read = tl.load(vectors + line[None, :] * D + item[:, None], mask=inside, other=0)
+    else:
+        inside = there[:, None] & (item < D // per)[None, :]
+        read = tl.load(vectors + line[:, None] * (D // per) + item, mask=inside, other=0)
     if BITS == 8:
-        read = (read ^ 0x80).to(tl.int8, bitcast=True).to(TYPE)
+        read = (read ^ 0x80).to(tl.int8, bitcast=True)
     elif BITS < 8:
         read = numbers_of(read, BITS, TYPE)
+        if UPRIGHT:
+            read = tl.trans(read)
     return read.to(TYPE)
 
 
@@ -102,13 +139,23 @@ def read_scales(
 ):  # fmt: skip
     """Return scales and zero points ``[BLOCK_GROUPS, rows]``.
 
-    A table's groups have OWN channels; GROUP channels, which divide them, share a row here.
+    A table's groups have OWN channels; GROUP channels, which divide them, share a row here. Where
+    numbers lie in pairs, pairs are read: what has less than 32 bits cannot be read ahead.
     """
-    group = tl.arange(0, BLOCK_GROUPS)
-    inside = (group < D // GROUP)[:, None] & there[None, :]
-    at = line[None, :] * (D // OWN) + (group * GROUP // OWN)[:, None]
-    step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
-    return step, tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
+    number = tl.arange(0, BLOCK_GROUPS) * GROUP // OWN
+    inside = (number < D // OWN)[:, None] & there[None, :]
+    if scales.dtype.element_ty == tl.int32:
+        at = line[None, :] * (D // OWN // 2) + (number // 2)[:, None]
+        up = (number % 2 * 16)[:, None]
+        step = tl.load(scales + at, mask=inside, other=0) >> up
+        zero = tl.load(zeros + at, mask=inside, other=0) >> up
+        step = step.to(tl.int16).to(tl.float16, bitcast=True)
+        zero = zero.to(tl.int16).to(tl.float16, bitcast=True)
+    else:
+        at = line[None, :] * (D // OWN) + number[:, None]
+        step = tl.load(scales + at, mask=inside, other=0.0)
+        zero = tl.load(zeros + at, mask=inside, other=0.0)
+    return step.to(tl.float32), zero.to(tl.float32)
 
 
 @kernel
@@ -119,17 +166,19 @@ def read_channels(
 ):  # fmt: skip
     """Return rows from ``first`` on, ``[BLOCK_D, BLOCK_N]``; OWN of a channel share a scale."""
     per: tl.constexpr = 8 // BITS
-    spans: tl.constexpr = (BLOCK_N + OWN - 1) // OWN
-    channel = tl.arange(0, BLOCK_D)
-    real = (channel < D)[:, None]
-    line = first + tl.arange(0, BLOCK_N // per) * per
-    at = (head * (rows // OWN) + line // OWN)[None, :] * D + channel[:, None]
-    at = at * (OWN // per) + (line % OWN // per)[None, :]
-    codes = unpacked(tl.load(vectors + at, mask=real & (line < rows)[None, :], other=0), BITS)
-    span = first // OWN + tl.arange(0, spans)
-    at = (head * (rows // OWN) + span)[None, :] * D + channel[:, None]
-    inside = real & (span < rows // OWN)[None, :]
+    spans: tl.constexpr = max(1, BLOCK_N // OWN)
+    width: tl.constexpr = BLOCK_N // spans
+    channel, span = tl.arange(0, BLOCK_D)[:, None], first // OWN + tl.arange(0, spans)
+    inside = (channel < D) & (span < rows // OWN)[None, :]
+    at = (head * (rows // OWN) + span)[None, :] * D + channel
+    byte = tl.arange(0, width // per)
+    if OWN > BLOCK_N:
+        byte += first % OWN // per
+    codes = tl.load(
+        vectors + at[:, :, None] * (OWN // per) + byte, mask=inside[:, :, None], other=0
+    )
+    codes = unpacked(tl.reshape(codes, [BLOCK_D, BLOCK_N // per]), BITS).to(tl.float32)
     step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
     zero = tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
-    codes = tl.reshape(codes.to(tl.float32), [BLOCK_D, spans, BLOCK_N // spans])
+    codes = tl.reshape(codes, [BLOCK_D, spans, width])
     return tl.reshape(codes * step[:, :, None] + zero[:, :, None], [BLOCK_D, BLOCK_N])
