@@ -1,9 +1,11 @@
 """Moving the survivors together.
 
-Bytes: every survivor is read and written once, in all columns.
+Bytes: every survivor is read and written once, in all columns. In Triton, one program a chunk: it
+reads at once, and writes when the chunks before it have read.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,84 +50,82 @@ def move_as_words(buffers: Mapping[Any, Tensor]) -> bool:
 
 
 @kernel
-def read_survivors(
-    start, keep, first, width, word, WORDS: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """Return words of the rows that are to become the rows from ``first`` on."""
-    to = first + tl.arange(0, BLOCK_N)
-    source = tl.load(keep + to, mask=to < width, other=0)
-    real = (to < width)[:, None] & (word < WORDS)[None, :]
-    return tl.load(start + source[:, None] * WORDS + word, mask=real, other=0)
+def wait_for(flags, count):
+    """Wait until the first ``count`` flags are set."""
+    for first in range(0, count, FLAGS_READ):
+        flag = first + tl.arange(0, FLAGS_READ)
+        missing = 1
+        while missing > 0:
+            seen = tl.load(flags + flag, mask=flag < count, other=1, volatile=True)
+            missing = tl.sum(1 - seen, axis=0)
 
 
 @kernel
-def write_survivors(
-    rows, start, first, width, word, WORDS: tl.constexpr, BLOCK_N: tl.constexpr
+def move_chunk(
+    buffer, keep, read, head, column, chunk,
+    heads, capacity, width,
+    WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Write words of the rows from ``first`` on, when all threads have read theirs."""
-    to = first + tl.arange(0, BLOCK_N)
+    """Move a chunk of the survivors of one column of a head.
+
+    Row i takes row keep[i] ≥ i, so chunks before this one alone may want what it overwrites: it
+    writes when those and all its threads have read.
+    """
+    to, word = chunk * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_W)
+    source = tl.load(keep + head * width + to, mask=to < width, other=0).to(tl.int64)
+    start = buffer + (column * heads + head) * capacity * WORDS
     real = (to < width)[:, None] & (word < WORDS)[None, :]
+    rows = tl.load(start + source[:, None] * WORDS + word, mask=real, other=0)
+    tl.debug_barrier()
+    tl.atomic_xchg(read + chunk, 1)
+    wait_for(read, chunk)
     tl.debug_barrier()
     tl.store(start + to[:, None].to(tl.int64) * WORDS + word, rows, mask=real)
 
 
-@kernel
-def move_column(
-    buffer, keep, head, column, first_word,
-    heads, capacity, width,
-    WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    """Move the survivors of one column of a head to its front, some words of each row.
-
-    Row i takes row keep[i] ≥ i: in ascending order nothing is overwritten before it is read. While
-    a block is written, the next is on its way: it lies behind all that is written.
-    """
-    word = first_word + tl.arange(0, BLOCK_W)
-    start, keep = buffer + (column * heads + head) * capacity * WORDS, keep + head * width
-    even = read_survivors(start, keep, 0, width, word, WORDS, BLOCK_N)
-    for first in range(0, width, 2 * BLOCK_N):  # in turns: a copy would wait for what is read
-        odd = read_survivors(start, keep, first + BLOCK_N, width, word, WORDS, BLOCK_N)
-        write_survivors(even, start, first, width, word, WORDS, BLOCK_N)
-        even = read_survivors(start, keep, first + 2 * BLOCK_N, width, word, WORDS, BLOCK_N)
-        write_survivors(odd, start, first + BLOCK_N, width, word, WORDS, BLOCK_N)
-
-
-@kernel
+@partial(kernel, changing=("wide_turns",))
 def move_columns(
-    wide, narrow, other, keep, heads, capacity, width,
-    WIDE_SLICES: tl.constexpr, NARROW: tl.constexpr, WORDS: tl.constexpr,
+    wide, narrow, other, keep, turns, heads, capacity, width, wide_turns,
+    WIDE: tl.constexpr, NARROW: tl.constexpr, OTHER: tl.constexpr, WORDS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Move all columns of all heads: keys and values, int32 state, float32 state.
 
-    Everything is moved as 32-bit words, BLOCK at a time. Grid: (heads, slices); a slice is up to
-    BLOCK_W words of every row of keys or values, or one column of state.
+    Everything is moved as 32-bit words, up to BLOCK at a time. ``turns`` are zeros: the number of
+    programs that have begun, then a flag for every chunk that was read. A program takes the next
+    turn, so that those for which it waits have begun. Grid: chunks of keys and values, of state.
     """
-    head, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    PER_COLUMN: tl.constexpr = (WORDS + BLOCK_W - 1) // BLOCK_W
-    if piece < WIDE_SLICES:
-        move_column(
-            wide, keep, head, piece // PER_COLUMN, (piece % PER_COLUMN) * BLOCK_W,
-            heads, capacity, width, WORDS, BLOCK // BLOCK_W, BLOCK_W,
-        )  # fmt: skip
-    elif piece < WIDE_SLICES + NARROW:
-        move_column(
-            narrow, keep, head, piece - WIDE_SLICES, 0,
-            heads, capacity, width, 1, BLOCK // 4, 1,
+    ROWS: tl.constexpr = BLOCK // BLOCK_W
+    ROWS_OF_STATE: tl.constexpr = BLOCK // 4
+    turn, read = tl.atomic_add(turns, 1), turns + 1
+    if turn < wide_turns:
+        lines = heads * WIDE
+        line, chunk = (turn % lines).to(tl.int64), turn // lines
+        move_chunk(
+            wide, keep, read + line * tl.cdiv(width, ROWS), line % heads, line // heads, chunk,
+            heads, capacity, width, WORDS, ROWS, BLOCK_W,
         )  # fmt: skip
     else:
-        move_column(
-            other, keep, head, piece - WIDE_SLICES - NARROW, 0,
-            heads, capacity, width, 1, BLOCK // 4, 1,
-        )  # fmt: skip
+        lines = heads * (NARROW + OTHER)
+        line, chunk = ((turn - wide_turns) % lines).to(tl.int64), (turn - wide_turns) // lines
+        head, column = line % heads, line // heads
+        read += wide_turns + line * tl.cdiv(width, ROWS_OF_STATE)
+        if column < NARROW:
+            move_chunk(
+                narrow, keep, read, head, column, chunk,
+                heads, capacity, width, 1, ROWS_OF_STATE, 1,
+            )  # fmt: skip
+        else:
+            move_chunk(
+                other, keep, read, head, column - NARROW, chunk,
+                heads, capacity, width, 1, ROWS_OF_STATE, 1,
+            )  # fmt: skip
 
 
-WORDS_OF_A_SLICE = (8, 32)
-"""32 to 128 bytes: the least and the most that memory is worth reading at a time."""
-WORDS_OF_A_BLOCK = 8192
-"""32 KiB: what a multiprocessor must have in flight to read as fast as memory can."""
-ENOUGH_SLICES = 256
-"""Programs that keep every multiprocessor at work: for as many, slices are as wide as can be."""
+WORDS_OF_A_BLOCK = 4096
+"""16 KiB: what a multiprocessor must have in flight to read as fast as memory can."""
+FLAGS_READ = tl.constexpr(1024)
+"""Flags that a program looks at together."""
 
 
 @on_its_device
@@ -134,17 +134,16 @@ def _move_in_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
     _, N, G, capacity = buffers[0].shape[:4]
     kinds = {"wide" if x.dim() > 4 else str(x.dtype): x.view(torch.int32) for x in buffers}
     wide, *state = (kinds.get(kind) for kind in ("wide", "torch.int32", "torch.float32"))
-    least, most = WORDS_OF_A_SLICE
-    words, vectors = (least, 0) if wide is None else (wide.shape[-1], wide.shape[0])
-    slice_words = min(most, magnitude(words))
-    while slice_words > least and N * G * vectors * -(-words // slice_words) < ENOUGH_SLICES:
-        slice_words //= 2
-    wide_slices = vectors * -(-words // slice_words)
+    words, vectors = (1, 0) if wide is None else (wide.shape[-1], wide.shape[0])
     columns = [0 if x is None else x.shape[0] for x in state]
     some = buffers[0].view(torch.int32)
     wide, narrow, other = (some if x is None else x for x in (wide, *state))
-    move_columns[(N * G, wide_slices + sum(columns))](
-        wide, narrow, other, slots.contiguous(), N * G, capacity, slots.shape[2],
-        WIDE_SLICES=wide_slices, NARROW=columns[0], WORDS=words,
-        BLOCK=WORDS_OF_A_BLOCK, BLOCK_W=slice_words, num_warps=8,
+    width, block_words = slots.shape[2], magnitude(words)
+    wide_turns = N * G * vectors * -(-width // (WORDS_OF_A_BLOCK // block_words))
+    state_turns = N * G * sum(columns) * -(-width // (WORDS_OF_A_BLOCK // 4))
+    turns = torch.zeros(1 + wide_turns + state_turns, dtype=torch.int32, device=slots.device)
+    move_columns[(wide_turns + state_turns,)](
+        wide, narrow, other, slots.contiguous(), turns, N * G, capacity, width, wide_turns,
+        WIDE=vectors, NARROW=columns[0], OTHER=columns[1], WORDS=words,
+        BLOCK=WORDS_OF_A_BLOCK, BLOCK_W=block_words, num_warps=8,
     )  # fmt: skip

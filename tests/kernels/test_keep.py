@@ -113,9 +113,8 @@ def survive(before, slots):
     diagonal(((1, 1), (40, 17), (300, 299), (300, 130)), (32, 80, 128), DTYPES),
 )
 def test_survivors_are_moved_together(lengths, d, dtype, monkeypatch):
-    """In several blocks, of slices that are wide for float32 and narrow for shorter numbers."""
+    """In several chunks."""
     monkeypatch.setattr(move, "WORDS_OF_A_BLOCK", 1024)
-    monkeypatch.setattr(move, "ENOUGH_SLICES", 1 if dtype == torch.float32 else 256)
     n, kept = lengths
     rng = np.random.default_rng(n)
     rows = [np.sort(rng.choice(n, kept, replace=False)) for _ in range(4)]
