@@ -18,15 +18,25 @@ SCANNED = tl.constexpr(1024)
 
 
 @common.kernel
-def end_of_readable(entries_at, n, newest):
-    """Return the slot after the last entry at or before position ``newest``."""
-    last = tl.full([], 0, tl.int32)
+def readable(entries_at, n, oldest, newest):
+    """Return the first slot that a row at ``oldest`` may not read, and where ``newest`` ends."""
+    first, last = tl.full([], 0, tl.int32) + n, tl.full([], 0, tl.int32)
     for block in range(0, tl.cdiv(n, SCANNED)):
         entry = block * SCANNED + tl.arange(0, SCANNED)
         at = tl.load(entries_at + entry, mask=entry < n, other=-1)
+        first = tl.minimum(first, tl.min(tl.where((at >= 0) & (at <= oldest), n, entry), axis=0))
         reads = (at >= 0) & (at <= newest)
         last = tl.maximum(last, tl.max(tl.where(reads, entry + 1, 0), axis=0))
-    return last
+    return first, last
+
+
+@common.kernel
+def without_hidden(logits, some, held, entry_at, row_at):
+    """Return logits, −inf where a row may not read; only looked at if there are ``some``."""
+    if some:
+        reads = held[None, :] & (entry_at[None, :] <= row_at[:, None])
+        logits = tl.where(reads, logits, float("-inf"))
+    return logits
 
 
 @common.kernel
@@ -61,14 +71,16 @@ def attend_rows(
     head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     sequence = head // heads_of_one
     row, column = block_m * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    inside, end = row < rows, n
+    inside, end, whole = row < rows, n, 0
     q = common.read_vectors(queries, head, row, inside, D, BLOCK_D, WIDE)
     gain = tl.full([BLOCK_M], 1.0, tl.float32)
     if gains is not None:
         gain = tl.load(gains + sequence * m + row % m, mask=inside, other=1.0)
     if rows_at is not None:
         row_at = tl.load(rows_at + sequence * m + row % m, mask=inside, other=-1)
-        end = end_of_readable(entries_at.data + head * entries_at.head, n, tl.max(row_at, axis=0))
+        oldest = tl.min(tl.where(inside, row_at, 2147483647), axis=0)
+        newest = tl.max(row_at, axis=0)
+        whole, end = readable(entries_at.data + head * entries_at.head, n, oldest, newest)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -81,12 +93,13 @@ def attend_rows(
             at = entries_at.data + head * entries_at.head + entry
             entry_at = tl.load(at, mask=there, other=-1)
             held = entry_at >= 0
-        k = common.read_vectors(keys, head, entry, held, D, BLOCK_D, WIDE)
+        k = common.read_vectors(keys, head, entry, there, D, BLOCK_D, WIDE)
         logits = logits_of_block(q, k, scale, softcap, SOFTCAP) * gain[:, None]
-        reads = held[None, :]
-        if rows_at is not None:
-            reads = reads & (entry_at[None, :] <= row_at[:, None])
-        logits = tl.where(reads, logits, float("-inf"))
+        if rows_at is None:
+            logits = tl.where(held[None, :], logits, float("-inf"))
+        else:
+            some = first + BLOCK_N > tl.minimum(whole, end)
+            logits = without_hidden(logits, some, held, entry_at, row_at)
         if SCORES:
             to = raw + (head * rows + row[:, None]) * n + entry
             tl.store(to, logits, mask=inside[:, None] & there[None, :])

@@ -108,6 +108,9 @@ BLOCKS = (
     common.blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
     common.blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
     common.blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
+    common.blocks(4, 2, BLOCK_M=64, BLOCK_N=128),
+    common.blocks(8, 2, BLOCK_M=128, BLOCK_N=128),
+    common.blocks(8, 4, BLOCK_M=128, BLOCK_N=64),
 )
 
 
