@@ -1,5 +1,6 @@
 """What the kernels share: Triton, how they are tuned, how work is shared out, pieces of code."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, wraps
@@ -62,9 +63,11 @@ def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any],
 
     Only kernels that write nothing but outputs of their own may be tuned: they run several times. A
     configuration that does not fit into shared memory is passed over; the interpreter takes the
-    first. ``TRITON_CACHE_AUTOTUNING=1`` keeps the choice on disk.
+    first, and so does a GPU under ``KVLAB_TUNE=0``. ``TRITON_CACHE_AUTOTUNING=1`` keeps the choice
+    on disk.
     """
-    tried = configurations[:1] if knobs.runtime.interpret else configurations
+    only_first = knobs.runtime.interpret or os.environ.get("KVLAB_TUNE") == "0"
+    tried = configurations[:1] if only_first else configurations
     return triton.autotune(configs=list(tried), key=list(key))
 
 
@@ -92,22 +95,22 @@ def columns(d: int) -> int:
     return max(16, magnitude(d))
 
 
-def split(n: int, block: int, heads: int, device: torch.device) -> int:
+def split(n: int, block: int, heads: int, device: torch.device, waves: int = WAVES) -> int:
     """Return the number of parts of n entries: few numbers, since kernels may be compiled for each.
 
-    Enough entries are split so that programs fill the multiprocessors; fewer, so that a part has
-    about ``block``.
+    Enough entries are split so that each multiprocessor has ``waves`` programs or a few more;
+    fewer, so that a part has about ``block``.
     """
     processors = 132
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(most_even(heads, processors), magnitude(-(-n // block)))
+    return min(most_even(heads, processors, waves), magnitude(-(-n // block)))
 
 
 @cache
-def most_even(heads: int, processors: int) -> int:
+def most_even(heads: int, processors: int, waves: int = WAVES) -> int:
     """Return the parts of a head with which every multiprocessor gets as many programs."""
-    least = max(1, min(MOST_PARTS, WAVES * processors // heads))
+    least = max(1, min(MOST_PARTS, waves * processors // heads))
 
     def idle(parts: int) -> float:
         return -parts * heads % processors / (parts * heads)
@@ -220,6 +223,9 @@ def read_vectors(
     return read
 
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
 @kernel
 def soften(logits, best, mass):
     """Take a block of logits ``[rows, entries]`` into a softmax that is computed block by block.
@@ -229,8 +235,8 @@ def soften(logits, best, mass):
     """
     now = tl.maximum(best, tl.max(logits, axis=1))
     anchor = tl.where(now == float("-inf"), 0.0, now)
-    weights = tl.exp(logits - anchor[:, None])
-    shrink = tl.exp(best - anchor)
+    weights = tl.exp2((logits - anchor[:, None]) * LOG2_E)  # exp keeps the least numbers, slowly
+    shrink = tl.exp2((best - anchor) * LOG2_E)
     return weights, shrink, now, mass * shrink + tl.sum(weights, axis=1)
 
 

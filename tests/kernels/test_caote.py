@@ -105,8 +105,8 @@ def test_equal_entries_have_equal_errors_also_where_they_are_the_heaviest(fast):
 
 
 def test_an_output_that_is_given_is_used():
-    h, values = example()
-    output = torch.matmul(h, values)
+    h, values = example(dtype=torch.bfloat16)
+    output = torch.matmul(h, values.float())
     agrees(h, values, output=output)
     moved = eviction_errors(h, values, output=output + 1.0)
     assert (moved - eviction_errors(h, values)).abs().max() > 0.01
