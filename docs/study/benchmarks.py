@@ -237,6 +237,13 @@ def end_to_end(result: Result) -> Iterator[Block]:
     yield tabulate(result["one_text"], DECODED)
     yield Text("Several texts at once, beside what their caches hold:")
     yield tabulate(result["equal_memory"], DECODED)
+    if beside := result.get("beside_kvpress"):
+        used = ", ".join(f"{name} {version}" for name, version in beside["versions"].items())
+        yield Text(
+            f"Presses of kvpress, which evict once, after the prompt, in an environment of their "
+            f"own ({used}). None of these rows has a graph; compare them with their own `stock`:"
+        )
+        yield tabulate(beside["one_text"], DECODED)
 
 
 def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:

@@ -16,7 +16,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import torch
@@ -40,9 +42,8 @@ OTHERS = (
     *("full", "lazy_eviction", "raas@pin_prompt=false", "ahakv", "snapkv", "rkv", "nacl"),
     *("kivi", "ddks", "desirekv"),
 )
-AT_EVERY_LENGTH = "full", "h2o", "caote:h2o", "kivi"
-"""Methods that are measured without a graph after all prompts, not only the first."""
-IN_MEMORY = "h2o", "tova", "caote:h2o", "kivi", "desirekv"
+PRESSES = "kvpress:SnapKVPress", "kvpress:TOVAPress", "kvpress:KeyDiffPress"
+"""Measured where kvpress is installed; its presses evict once, after the prompt."""
 WARM_UP, TIMED, ROUNDS = 10, 12, 3
 """Tokens before any is timed, tokens of a round, and rounds, of which the median counts."""
 SHARE = 4
@@ -105,7 +106,8 @@ def captured_stock(model: Any, prompt: Tensor, more: int) -> tuple[Token, Tensor
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return lambda _: (graph.replay(), ids)[1], token, cache
+    # Naming `run` keeps what the graph reads: else its memory would be given to others.
+    return lambda _: (graph.replay(), ids, run)[1], token, cache
 
 
 def _timed(token: Token, tokens: Tensor) -> list[float]:
@@ -145,9 +147,10 @@ def measure(model: Any, method: str, length: int, batch: int, graphed: bool) -> 
     if method == STOCK and graphed:
         token, first, cache = captured_stock(model, prompt, more)
         return about | _found(token, first, partial(held_by, cache), before, began)
-    if method == STOCK:
+    if method == STOCK or method in PRESSES:
         cache = DynamicCache(config=model.config)
-        first = _next(model, cache, prompt)
+        with nullcontext() if method == STOCK else _press(method)(model):
+            first = _next(model, cache, prompt)
         token, held = partial(_next, model, cache), partial(held_by, cache)
         return about | _found(token, first, held, before, began)
     budget = length // SHARE if takes_budget(method) else None
@@ -159,6 +162,13 @@ def measure(model: Any, method: str, length: int, batch: int, graphed: bool) -> 
             return max(max(counts) for counts in cache.kept()), cache.memory().total
 
         return about | _found(partial(_next, model, cache), first, held, before, began)
+
+
+def _press(name: str) -> Any:
+    """Return a press of kvpress that keeps what methods keep."""
+    import kvpress  # type: ignore[import-not-found]
+
+    return getattr(kvpress, name.partition(":")[2])(compression_ratio=1 - 1 / SHARE)
 
 
 def _found(
@@ -186,8 +196,8 @@ def several(lengths: Sequence[int]) -> Iterator[tuple[str, int, bool]]:
     for length in lengths:
         yield from ((method, length, True) for method in (STOCK, *EACH_TOKEN))
         yield STOCK, length, False
-        every = (*EACH_TOKEN, *OTHERS) if length == lengths[0] else AT_EVERY_LENGTH
-        yield from ((method, length, False) for method in every)
+        presses = PRESSES if find_spec("kvpress") else ()
+        yield from ((method, length, False) for method in (*EACH_TOKEN, *OTHERS, *presses))
 
 
 def texts_in(cap: int, bytes_of_one: int, most: int) -> int:
@@ -209,7 +219,7 @@ def main(
     single = list(several(prompts))
     if small:
         single = [(STOCK, 64, True), ("full", 64, False), ("h2o", 64, device == "cuda")]
-    methods = ["h2o"] if small else list(IN_MEMORY)
+    methods = ["h2o"] if small else [*EACH_TOKEN, *OTHERS]
     asked = {"lengths": prompts, "cap": cap, "most": most, "small": small}
     with measuring(out, asked, device, len(single) + 1 + len(methods)) as once:
         alone = [_one(once, model, method, n, 1, graphed) for method, n, graphed in single]
