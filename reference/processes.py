@@ -1,11 +1,26 @@
 """Processes that share out work, and leave Ctrl-C to the one that started them."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children
 from typing import Any
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@contextmanager
+def threads_of_processes(count: int) -> Iterator[None]:
+    """Let processes that start meanwhile compute with so many threads, unless the user says."""
+    own = [variable for variable in THREADS if variable not in os.environ]
+    os.environ.update(dict.fromkeys(own, str(count)))
+    try:
+        yield
+    finally:
+        for variable in own:
+            del os.environ[variable]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from rich.markup import escape
 from typer import Argument, Exit, Option, Typer
 
-from kvlab.fast.lab.commands.options import Json, check_output
+from kvlab.fast.lab.commands.options import PROCESSORS, Json, check_output
 from kvlab.fast.lab.files import folder_of, named, write_text
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import (
@@ -44,6 +44,7 @@ from kvlab.reference.conformance.report import (
 )
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.method import CommonOptions, Method, Wrapper, field_docstrings
+from kvlab.reference.processes import threads_of_processes
 
 app = Typer(
     no_args_is_help=True, help="Test your own kernel against the reference, in any language."
@@ -107,6 +108,8 @@ def run(
     known = {} if listed is None else read_xfails(listed)
     with ThreadPoolExecutor(1) as reader, ExitStack() as opened:
         reader.submit(cases, target, spec)  # read while the file is loaded
+        if jobs > 1:
+            opened.enter_context(threads_of_processes(max(1, PROCESSORS // jobs)))
         tested = _implementation(file, program, arrays, device, precision, timeout)
         workers = [tested, *(tested.another() for _ in range(jobs - 1))]
         for each in workers:

@@ -4,7 +4,6 @@ A job becomes rows, one per problem. An engine does many jobs: in this process, 
 processes, or (`cluster`) on a cluster.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -34,7 +33,7 @@ from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.policy import Policy
-from kvlab.reference.processes import process_pool
+from kvlab.reference.processes import process_pool, threads_of_processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,8 +382,6 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
 
 # --- engines -------------------------------------------------------------------------------------
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
 
 def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iterator[Done]:
     """Do one job after the other, see `Engine`; ``backend`` is the first job's, already loaded."""
@@ -399,9 +396,8 @@ def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iter
 
 def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
     """Do jobs in processes of one thread, each with a model of its own; see `Engine`."""
-    for variable in THREADS:
-        os.environ.setdefault(variable, "1")
-    with process_pool(workers, mp_context=get_context("spawn")) as submit:
+    context = get_context("spawn")
+    with threads_of_processes(1), process_pool(workers, mp_context=context) as submit:
         futures = {submit(attempt, job): job for job in jobs}
         for future in as_completed(futures):
             try:

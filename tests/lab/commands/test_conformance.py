@@ -1,16 +1,19 @@
 """``kvlab conformance``."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.commands import conformance
 from kvlab.reference import methods
 from kvlab.reference.conformance import publishing, vectors
 from kvlab.reference.conformance.checker import published
 from kvlab.reference.conformance.targets import has_vectors
+from kvlab.reference.processes import THREADS
 
 RIGHT = """
 from kvlab.reference.selection import keep_set
@@ -67,6 +70,18 @@ def test_several_processes_report_what_one_does(file):
     told = report["groups"]
     assert {each["target"] for each in told} == {"attend", "keep_set", "pack"}
     assert all(each["failed"] for each in told if each["target"] != "pack")
+
+
+def test_processes_at_once_share_the_processors_threads(file, tmp_path, monkeypatch):
+    for variable in THREADS:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(conformance, "PROCESSORS", 3)
+    told = tmp_path / "threads"
+    counts = f"import torch; open({str(told)!r}, 'a').write(f'{{torch.get_num_threads()}} ')\n"
+    two = RIGHT + "IMPLEMENTATIONS |= {'pack': lambda codes, bits: codes}\n" + counts
+    invoke("run", file(two), "--group", "plain", "--no-minimise", "--jobs", "2")
+    assert told.read_text() == "1 1 "
+    assert not {*THREADS} & {*os.environ}
 
 
 def test_what_a_kernel_prints_is_not_among_the_data(file, capfd):
