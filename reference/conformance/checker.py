@@ -30,7 +30,7 @@ from kvlab.reference.conformance.made import (
 from kvlab.reference.conformance.plan import SIZES, SMALL
 from kvlab.reference.conformance.publishing import published_methods
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
-from kvlab.reference.conformance.targets import STEPS, mistake_in, operation_of
+from kvlab.reference.conformance.targets import STEPS, margin_in, mistake_in, operation_of
 from kvlab.reference.conformance.vectors import LATEST, Case, read
 from kvlab.reference.conformance.whole_cache import first_calls
 from kvlab.reference.streams import Source
@@ -281,11 +281,16 @@ def run_case(
     If it fails, so many seconds may be spent on finding a small case that fails, too.
     """
     try:
-        mistakes = (_mistake(under_test, case) for _ in range(calls))
-        number, mistake = next(((n, x) for n, x in enumerate(mistakes, 1) if x), (1, None))
-        if mistake is None:
-            return Outcome(case, Status.PASSED)
-        late = f"in call {number} of the same case: " if number > 1 else ""
+        margins: list[float | None] = []
+        while len(margins) < calls:
+            mistake, margin = _judged(under_test, case)
+            if mistake is not None:
+                break
+            margins.append(margin)
+        else:
+            least = min((each for each in margins if each is not None), default=None)
+            return Outcome(case, Status.PASSED, margin=least)
+        late = f"in call {len(margins) + 1} of the same case: " if margins else ""
         if _right_without_slices(under_test, case):
             mistake = f"where inputs are slices, {mistake}"
         failed = Outcome(case, Status.FAILED, f"{late}{mistake}")
@@ -304,6 +309,11 @@ def run_case(
 
 def _mistake(under_test: Implementation, case: Case) -> str | None:
     """Return what is wrong with an implementation's answer, None if it is right."""
+    return _judged(under_test, case)[0]
+
+
+def _judged(under_test: Implementation, case: Case) -> tuple[str | None, float | None]:
+    """Return what is wrong with an implementation's answer, and a right one's margin."""
     for expected in case.expected.values():
         if expected.tolerance and under_test.precision not in expected.tolerance:
             raise NotTestedError(f"there is no tolerance for {under_test.precision}")
@@ -312,10 +322,11 @@ def _mistake(under_test: Implementation, case: Case) -> str | None:
     except (NotTestedError, LostError):
         raise
     except FailedError as why:
-        return str(why)
+        return str(why), None
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
-        return f"{type(error).__name__}: {error}"
-    return mistake_in(case, found, under_test.precision)
+        return f"{type(error).__name__}: {error}", None
+    mistake = mistake_in(case, found, under_test.precision)
+    return mistake, margin_in(case, found, under_test.precision) if mistake is None else None
 
 
 def _right_without_slices(under_test: Any, case: Case) -> bool:

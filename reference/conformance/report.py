@@ -1,7 +1,7 @@
 """The result of a check: as objects, in words and as plain data; known failures."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -29,6 +29,9 @@ ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = read_data("conformance/groups.to
 """By group: what it ``stresses``, ``what`` went wrong in somebody's code, and the public ``thread``
 about it. Without a thread, the bug was planted, and the group finds it."""
 
+FLAGS: Mapping[str, Any] = read_data("conformance/flags.toml")
+"""By flag: ``why`` a right implementation may differ, and in which ``cases``."""
+
 
 class Status(StrEnum):
     """How a case ended."""
@@ -49,6 +52,8 @@ class Outcome:
     """What is wrong, or why it was not tested."""
     smallest: "Outcome | None" = None
     """A small case that fails, too; only the first failure of a group has one."""
+    margin: float | None = None
+    """Part of the tolerance that was left where a right answer came closest to its limit."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,12 @@ class Group:
     def count(self, status: Status) -> int:
         """Number of cases that ended so."""
         return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def margin(self) -> float | None:
+        """The least margin of the cases that passed."""
+        margins = (each.margin for each in self.outcomes)
+        return min((each for each in margins if each is not None), default=None)
 
     @property
     def first_failure(self) -> Outcome | None:
@@ -147,7 +158,35 @@ def judged(report: Report, known: Mapping[str, str]) -> Report:
         said = f"passes, and is listed as a known failure ({reasons[0]}): remove it from the list"
         return Outcome(case, Status.FAILED, said)
 
-    groups = (replace(each, outcomes=tuple(map(judge, each.outcomes))) for each in report.groups)
+    return _each(report, judge)
+
+
+def flag_of(case: Case) -> str | None:
+    """Return the flag under which a right implementation may differ; None: it must pass."""
+    return next(
+        (
+            flag
+            for flag, about in FLAGS.items()
+            if any(fnmatchcase(case.name, pattern) for pattern in about["cases"])
+        ),
+        None,
+    )
+
+
+def allowing(report: Report, flags: Collection[str]) -> Report:
+    """Return a report in which failures that a flag allows are expected."""
+
+    def allow(outcome: Outcome) -> Outcome:
+        flag = flag_of(outcome.case)
+        if outcome.status != Status.FAILED or flag is None or flag not in flags:
+            return outcome
+        return Outcome(outcome.case, Status.EXPECTED, FLAGS[flag]["why"])
+
+    return _each(report, allow)
+
+
+def _each(report: Report, change: Callable[[Outcome], Outcome]) -> Report:
+    groups = (replace(each, outcomes=tuple(map(change, each.outcomes))) for each in report.groups)
     return replace(report, groups=tuple(groups))
 
 
@@ -169,6 +208,8 @@ def describe(outcome: Outcome, groups: int = 1) -> str:
     lines = [f"{outcome.case.name}{more}: {outcome.reason}"]
     if outcome.case.group in ABOUT_GROUPS:
         lines.append(f"  the group stresses {ABOUT_GROUPS[outcome.case.group]['stresses']}")
+    if (flag := flag_of(outcome.case)) is not None:
+        lines.append(f"  may differ: {FLAGS[flag]['why']} (--allow {flag})")
     if outcome.smallest is not None:
         case = outcome.smallest.case
         lines.append(f"smallest: {outcome.smallest.reason}")
@@ -205,7 +246,14 @@ def environment() -> dict[str, str]:
 def _group_to_plain(group: Group) -> dict[str, Any]:
     failure, first = group.first_failure, None
     if failure is not None:
-        first = {"case": failure.case.name, "reason": failure.reason, "smallest": None}
+        flag = flag_of(failure.case)
+        first = {
+            "case": failure.case.name,
+            "reason": failure.reason,
+            "flag": "must" if flag is None else "may",
+            "why": None if flag is None else FLAGS[flag]["why"],
+            "smallest": None,
+        }
         if failure.smallest is not None:
             case = failure.smallest.case
             first["smallest"] = {
@@ -218,6 +266,7 @@ def _group_to_plain(group: Group) -> dict[str, Any]:
         "target": group.target,
         "group": group.group,
         **{str(status).replace(" ", "_"): group.count(status) for status in Status},
+        "margin": group.margin,
         "about": ABOUT_GROUPS.get(group.group),
         "reasons_not_tested": sorted(
             {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}

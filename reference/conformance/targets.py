@@ -10,7 +10,7 @@ from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.conformance import blocks, events, serving, stages, whole_cache
 from kvlab.reference.conformance.operation import DESCRIBED, OPERATIONS, Field, Operation
-from kvlab.reference.conformance.vectors import Case, Expected, difference
+from kvlab.reference.conformance.vectors import Case, Expected, difference, margin
 from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 
@@ -70,6 +70,16 @@ def mistake_in(case: Case, found: Mapping[str, Array], precision: str = "float32
                 return f"{name} {reason}"
     reason = None if operation.judge is None else operation.judge(found, case.parameters)
     return None if reason is None else f"{next(iter(case.expected))} {reason}"
+
+
+def margin_in(case: Case, found: Mapping[str, Array], precision: str = "float32") -> float | None:
+    """Return the least `margin` of all outputs, None if none is compared within a tolerance."""
+    margins = (
+        margin(expected, found[name], precision)
+        for name, expected in case.expected.items()
+        if name in found
+    )
+    return min((each for each in margins if each is not None), default=None)
 
 
 @lru_cache(maxsize=512)

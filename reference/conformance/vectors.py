@@ -195,10 +195,8 @@ def difference(
     if expected.kind == "keep":
         return _keep_difference(expected, x, precision)
     if expected.kind == "numbers":
-        absolute, relative = expected.tolerance[precision]
+        allowed = _allowed(expected, precision)
         x, value = x.astype(np.float64), value.astype(np.float64)
-        slack = 0.0 if expected.slack is None else expected.slack
-        allowed = np.broadcast_to(absolute + relative * np.abs(value) + slack, value.shape)
         with np.errstate(invalid="ignore"):
             wrong = ~(np.abs(x - value) <= allowed)
         wrong = np.where(np.isposinf(value), ~(x >= HUGE), wrong)
@@ -217,6 +215,31 @@ def difference(
     if expected.kind == "exact" and [*axes][-1:] == ["t"]:
         return _wrong_positions(wrong, x, value, axes)
     return _located(wrong, x, value, allowed)
+
+
+def margin(expected: Expected, found: Any, precision: str = "float32") -> float | None:
+    """Return the part of the tolerance that is left where an output comes closest to its limit.
+
+    1 is exact, below 0 is wrong; None if nothing is compared within a tolerance.
+    """
+    if expected.kind != "numbers":
+        return None
+    value, allowed = expected.value.astype(np.float64), _allowed(expected, precision)
+    counted = np.isfinite(value) & np.isfinite(allowed) & (allowed > 0)
+    if expected.where is not None:
+        counted &= expected.where
+    if not counted.any():
+        return None
+    off = np.abs(np.asarray(found)[counted] - value[counted]) / allowed[counted]
+    return float(1 - off.max())
+
+
+def _allowed(expected: Expected, precision: str) -> np.ndarray:
+    """Return how far each number may be off."""
+    absolute, relative = expected.tolerance[precision]
+    slack = 0.0 if expected.slack is None else expected.slack
+    size = np.abs(expected.value.astype(np.float64))
+    return np.broadcast_to(absolute + relative * size + slack, expected.value.shape)
 
 
 def _wrong_positions(

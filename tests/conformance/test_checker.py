@@ -10,7 +10,8 @@ import pytest
 from kvlab.reference.conformance import Expected, Status, check, difference, published
 from kvlab.reference.conformance.expecting import keep, near_threshold, numbers
 from kvlab.reference.conformance.implementation import Functions
-from kvlab.reference.conformance.report import judged, read_xfails, to_plain
+from kvlab.reference.conformance.report import FLAGS, allowing, judged, read_xfails, to_plain
+from kvlab.reference.conformance.vectors import margin
 from kvlab.reference.selection import keep_set
 
 
@@ -191,6 +192,22 @@ def test_what_counts_as_equal(expected, found, precision, said):
     assert reason is None if said is None else said in str(reason)
 
 
+@pytest.mark.parametrize(
+    ("expected", "found", "left"),
+    [
+        (TWO, [1.0, 2.0 + 0.9 * ALLOWED], 0.1),
+        (TWO, [1.0 + 0.25 * ALLOWED, 2.0], 0.5),
+        (TWO, [1.0, 2.0], 1.0),
+        (FIRST, [1.0, np.nan], 1.0),
+        (INFINITE, [3.4e38, 1.0], 1.0),
+        (KEEP, [[1, 3, 120]], None),
+        (numbers(np.zeros(2)), [0.0, 0.0], None),
+    ],
+)
+def test_the_margin_is_what_is_left_of_the_tolerance(expected, found, left):
+    assert margin(expected, found) == (None if left is None else pytest.approx(left, abs=1e-3))
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32, np.uint64, np.float32])
 def test_indices_of_any_number_format_have_to_ascend(dtype):
     right_order = np.array([[1, 3, 120]], dtype=dtype)
@@ -264,6 +281,32 @@ def test_reports_as_json():
     assert groups["plain"]["first_failure"] is None
     assert set(groups["ties"]["first_failure"]["smallest"]["inputs"]) == {"scores", "safe"}
     assert groups["ties"]["about"]["thread"].startswith("https://")
+    told = groups["ties"]["first_failure"]
+    assert told["flag"] == "may" and told["why"] == FLAGS["equal_scores"]["why"]
+    assert groups["plain"]["margin"] is None
+    assert allowing(report, ["equal_scores"]).passed and allowing(report, []) == report
+
+
+class Near:
+    """Answers all cases of pooling with a tenth of the tolerance left, one with less."""
+
+    precision = "float32"
+
+    def offers(self, target):
+        return target == "pool"
+
+    def answer(self, case):
+        (expected,) = case.expected.values()
+        absolute, relative = expected.tolerance["float32"]
+        used = 0.95 if case.name == "pool/plain/1" else 0.9
+        value = expected.value.astype(np.float64)
+        return {"pooled": value + used * (absolute + relative * np.abs(value))}
+
+
+def test_a_group_reports_its_least_margin():
+    told = {each["group"]: each["margin"] for each in to_plain(check("pool", Near()))["groups"]}
+    assert told.pop("plain") == pytest.approx(0.05, abs=1e-3)
+    assert all(each == pytest.approx(0.1, abs=1e-3) for each in told.values())
 
 
 def test_a_known_failure_is_expected_and_an_unexpected_pass_fails(tmp_path):
@@ -277,6 +320,8 @@ def test_a_known_failure_is_expected_and_an_unexpected_pass_fails(tmp_path):
     found = {group.group: group.outcomes[0].status for group in report.groups}
     assert found["no_room"] == Status.EXPECTED and found["ties"] == Status.PASSED
     assert found["plain"] == Status.FAILED and not report.passed
+    told = {each["group"]: each["first_failure"] for each in to_plain(checked)["groups"]}
+    assert told["no_room"]["flag"] == "must" and told["no_room"]["why"] is None
     assert "remove it from the list" in report.failures()[0].reason
     report = judged(checked, {"keep_set/no_room/*": "one too many"})
     assert report.passed

@@ -1,6 +1,8 @@
 """The kit notices every one of more than three hundred plausible bugs."""
 
+import fnmatch
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
 from kvlab.reference.conformance.made import STREAMS, sized_cases
 from kvlab.reference.conformance.plan import GROUPS, SIZES
-from kvlab.reference.conformance.report import ABOUT_GROUPS
+from kvlab.reference.conformance.report import ABOUT_GROUPS, FLAGS
 
 ALL = (*BUGS, *SIZED_BUGS, *CACHE_BUGS)
 copied = lru_cache(16)(Copy)
@@ -39,6 +41,20 @@ def test_the_kit_notices(bug):
 def test_a_copy_without_a_bug_passes(every):
     right, targets = Copy(None), sorted({bug.target for bug in BUGS})
     assert [first_failure(right, target, every) for target in targets] == [None] * len(targets)
+
+
+@pytest.mark.parametrize("every", sampled((16, 1), (16,)))
+def test_a_flag_stands_where_right_variants_differ_and_nowhere_else(every):
+    differ = set()
+    for name in ("of equal scores the earlier stays", "of equal pages the earlier stays"):
+        variant = copied(next(bug for bug in BUGS if bug.name == name))
+        asked = [x for x in published() if x.method or x.target == "keep_set"][::every]
+        asked = [case for case in asked if case.operation != "whole_cache"]
+        differ |= {x.name for x in asked if run_case(variant, x).status == Status.FAILED}
+    patterns = FLAGS["equal_scores"]["cases"]
+    fitting = {pattern: fnmatch.filter(differ, pattern) for pattern in patterns}
+    assert differ == set(chain.from_iterable(fitting.values()))
+    assert every > 1 or all(fitting.values())
 
 
 def test_every_right_text_occurs_once_in_its_file():

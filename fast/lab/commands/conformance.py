@@ -33,9 +33,11 @@ from kvlab.reference.conformance.operation import DESCRIBED
 from kvlab.reference.conformance.program import Program as RunProgram
 from kvlab.reference.conformance.report import (
     ABOUT_GROUPS,
+    FLAGS,
     XFAILS,
     Report,
     Status,
+    allowing,
     environment,
     judged,
     read_xfails,
@@ -94,6 +96,10 @@ def run(
     xfails: Annotated[
         Path | None, Option(help=f"Known failures; default: {XFAILS}, if there is one.")
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        Option(help=f"Where a right implementation may differ: {', '.join(FLAGS)}."),
+    ] = None,
     program: Program = None,
     arrays: Arrays = None,
     device: Device = None,
@@ -106,6 +112,8 @@ def run(
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     listed = xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
     known = {} if listed is None else read_xfails(listed)
+    for flag in allow or ():
+        check_choice(FLAGS, allow=flag)
     with ThreadPoolExecutor(1) as reader, ExitStack() as opened:
         reader.submit(cases, target, spec)  # read while the file is loaded
         if jobs > 1:
@@ -128,7 +136,8 @@ def run(
             spec=spec,
             progress=told,
         )
-    _finish(judged(report, known), json, of=str(file or program), specification=spec)
+    report = judged(allowing(report, allow or ()), known)
+    _finish(report, json, of=str(file or program), specification=spec)
 
 
 @app.command()
@@ -186,9 +195,10 @@ def _show(report: Report) -> None:
         if group.target in report.untested:
             continue
         counts = [str(group.count(status) or "") for status in Status]
-        rows.append((group.target if group.target != last else "", group.group, *counts))
+        margin = "" if group.margin is None else f"{group.margin:.0%}"
+        rows.append((group.target if group.target != last else "", group.group, *counts, margin))
         last = group.target
-    print_table(Table(("target", "group", *map(str, Status)), rows, words=2))
+    print_table(Table(("target", "group", *map(str, Status), "margin"), rows, words=2))
     if failures := report.failures():
         console.print(escape(shown(failures)), style="red", highlight=False, soft_wrap=True)
         console.print()

@@ -51,6 +51,22 @@ def test_a_failure_is_shown_small_and_exits_with_1(file):
     assert "smallest: keep has the shape" in done.output and " plain " not in done.output
 
 
+EARLIER = """
+from kvlab.reference.selection import keep_set
+def kept(scores, safe, room):
+    backwards = keep_set(scores[:, ::-1].astype(float), safe[:, ::-1], room)
+    return (scores.shape[1] - 1 - backwards)[:, ::-1]
+IMPLEMENTATIONS = {"keep_set": kept}
+"""
+
+
+def test_a_variant_that_a_flag_allows_does_not_fail_the_run(file):
+    asked = ("run", file(EARLIER), "--group", "ties", "--group", "plain")
+    refused, allowed = invoke(*asked), invoke(*asked, "--allow", "equal_scores")
+    assert refused.exit_code == 1 and "--allow equal_scores)" in refused.output
+    assert allowed.exit_code == 0 and "2 passed, 0 failed, 0 not tested, 4" in allowed.output
+
+
 CRASHES = """
 def attend(queries):
     import os
