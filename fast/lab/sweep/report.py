@@ -325,7 +325,7 @@ def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
     """Draw the share of needles found over depth and length, one panel per method and budget."""
     named = [each.method for each in found[0].points]
     shown = {at: own for at, own in pooled(found).items() if at[0] in named}
-    across = min(3, len(shown))
+    across = 4 if len(shown) % 4 == 0 else min(3, len(shown))
     down = -(-len(shown) // across)
     figure, panels = canvas(across, down, 9, 0.6 + 2.4 * down, sharex=True, sharey=True)
     mesh: Any = None
@@ -340,8 +340,9 @@ def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
         axes.tick_params(labelsize=7)
         axes.set_ylim(depths, 0)
         nothing = NOTHING if all(each.measures_nothing for each in points) else ""
-        title = f"{', '.join(filter(None, at))}: {100 * shares.mean():.0f} % {nothing}"
-        axes.set_title(title.rstrip(), fontsize=8)
+        method, *more = filter(None, at)
+        share = f"{100 * shares.mean():.0f} % found {nothing}".rstrip()
+        axes.set_title(f"{method}\n{': '.join([*more, share])}", fontsize=7)
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     figure.supxlabel("tokens", fontsize=9)
