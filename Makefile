@@ -9,7 +9,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Else every process of the tests compiles kvlab and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-all real lab test test-all check gpu vllm format lint types unit notebooks playground docs pages serve release clean
+.PHONY: help demo demo-all real lab test test-all check gpu vllm kvpress format lint types unit notebooks playground docs pages serve release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -57,6 +57,11 @@ vllm: .venv/dev  ## install vLLM for CPUs, test kvlab inside it, and compare wha
 	  $(BIN)/kvlab engines install vllm
 	$(BIN)/python -m pytest tests/vllm -m "slow or not slow"
 	$(BIN)/kvlab engines check vllm --plugin $(ARGS)
+
+kvpress:  ## make an environment with kvpress, and test the bridge in it
+	test -x .venv/kvpress/bin/python || python3 -m venv .venv/kvpress
+	.venv/kvpress/bin/pip install -q -e '.[fast,kvpress]' beartype hypothesis pytest
+	.venv/kvpress/bin/python -m pytest -o addopts="--import-mode=importlib -p no:kvlab" tests/bridges
 
 format: .venv/dev  ## rewrite the sources as the linter wants them
 	$(BIN)/ruff format .

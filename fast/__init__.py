@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvlab.fast import methods as methods
+    from kvlab.fast.bridges.kvpress import press as press
     from kvlab.fast.engine.observation import Needs as Needs
     from kvlab.fast.engine.observation import Observation as Observation
     from kvlab.fast.engine.policy import Budget as Budget
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kvlab.fast.huggingface import compress as compress
 
 HOMES = {
+    "bridges.kvpress": ("press",),
     "huggingface": ("CacheMemory", "CompressedCache", "compress"),
     "engine.observation": ("Needs", "Observation"),
     "engine.policy": ("Budget", "Policy", "Precision", "Protect", "Score"),
@@ -41,8 +43,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as error:
+        extras = "fast,kvpress" if home == "bridges.kvpress" else "fast"
         raise ModuleNotFoundError(
-            f"kvlab.fast.{name} needs {error.name}: pip install 'kvlab[fast]'", name=error.name
+            f"kvlab.fast.{name} needs {error.name}: pip install 'kvlab[{extras}]'", name=error.name
         ) from error
 
 

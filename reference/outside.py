@@ -14,11 +14,24 @@ from kvlab.reference.files import import_file
 OUTSIDE = "KVLAB_METHODS"
 """Environment variable that names modules and files with further methods, as ``PATH`` does."""
 
+LIBRARIES = {"kvpress": "kvlab.fast.bridges.kvpress"}
+"""Name before a colon → module whose ``method_of`` makes a method of the name after it: by name
+alone, because nothing here imports PyTorch."""
+
 
 def named() -> tuple[str, ...]:
     """Return the modules and files that the environment names; files by their whole path."""
     listed = filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep))
     return tuple(str(Path(each).resolve()) if each.endswith(".py") else each for each in listed)
+
+
+def import_bridge(library: str) -> ModuleType:
+    """Import the bridge to a library; ValueError if something that it needs is not installed."""
+    try:
+        return importlib.import_module(LIBRARIES[library])
+    except ModuleNotFoundError as error:
+        needs = f"{library}:… needs {error.name}: pip install 'kvlab[fast,{library}]'"
+        raise ValueError(needs) from error
 
 
 def import_named(name: str) -> ModuleType:

@@ -37,6 +37,7 @@ FAST_PACKAGES = {
     "kernels": set(),
     "engine": {"kernels"},
     "huggingface": {"engine", "kernels"},
+    "bridges": {"engine", "kernels", "huggingface"},
     "vllm": {"engine", "kernels", FRONT},
     "models": {"engine", "huggingface"},
     "lab": {"engine", "kernels", "huggingface", "vllm", "models", FRONT},

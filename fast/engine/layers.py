@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -48,6 +49,8 @@ class Block:
     """What the model projects to queries, keys and values, if the score reads it."""
     layers: int = 1
     """Layers of the model."""
+    model: Any = None
+    """The model, if the score reads hidden states."""
 
 
 @dataclass(eq=False)

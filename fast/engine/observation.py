@@ -250,6 +250,8 @@ class Observation:
     """As in the reference, in the number format of the computation, for a score that reads them."""
     rotations: Sequence[Rotate] = ()
     """The rotary embedding of each layer, for a score that reads them."""
+    model: Any = None
+    """The model that computes, for a score that reads hidden states."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this observation and are used again."""
 

@@ -145,6 +145,7 @@ def _observation(group: Group, step: Step) -> Observation:
         confidence=block.confidence,
         hidden_states=joined(given).to(queries.dtype) if given else None,
         rotations=[each.rotate for each in step.blocks if each.rotate is not None],
+        model=block.model,
     )
 
 

@@ -154,6 +154,7 @@ def attention(
         softcap,
         _hidden_states(module, layer, query) if text.policy.needs.hidden_states else None,
         len(layer.owner.layers),
+        shared.model if text.policy.needs.hidden_states else None,
     )
     layer.waiting = None
     output = attend(text.layers, layer.place, block)

@@ -5,6 +5,8 @@
 method are written behind the same ``@``. An option is a field of the method's dataclass, or one of
 `OF_EVERY_METHOD`, which fit every method: ``"tova@recent=16"``, ``"caote:h2o@pin_prompt=true"``.
 
+``library:name`` is a method of another library, such as ``"kvpress:ExpectedAttentionPress"``.
+
 A method is found by itself: the registry looks through the modules of this package, and through
 the modules and Python files that the environment variable ``KVLAB_METHODS`` names, separated as in
 ``PATH``. `register` adds a method that is defined elsewhere, such as in a notebook.
@@ -31,7 +33,14 @@ from kvlab.reference.method import (
     check_options,
     type_hints,
 )
-from kvlab.reference.outside import OUTSIDE, import_named, named, source_hash
+from kvlab.reference.outside import (
+    LIBRARIES,
+    OUTSIDE,
+    import_bridge,
+    import_named,
+    named,
+    source_hash,
+)
 from kvlab.reference.policy import Policy
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
@@ -212,7 +221,9 @@ def notes(specs: Iterable[str]) -> tuple[str, ...]:
 
 def base_name(spec: str) -> str:
     """Return the name of the method that ``spec`` or a variant is made of, options left out."""
-    return variants().get(spec, spec).partition("@")[0].partition(":")[0]
+    composition = variants().get(spec, spec).partition("@")[0]
+    name = composition.partition(":")[0]
+    return composition if name in LIBRARIES else name
 
 
 def _with_defaults(name: str) -> str:
@@ -302,6 +313,8 @@ def _composed(spec: str, options: Mapping[str, Any]) -> Method:
 def _parts(composition: str) -> list[type[Method]]:
     """Return the classes of ``wrapper:name``, in this order."""
     name, _, base = composition.partition(":")
+    if name in LIBRARIES:
+        return [lookup(composition)]
     part = lookup(name)
     if base and part.before_another:
         return [part.before_another, *_parts(base)]
@@ -320,6 +333,9 @@ class UnknownMethodError(ValueError):
 
 def lookup(name: str) -> type[Method]:
     """Return the class of a method or wrapper; `UnknownMethodError` if there is none."""
+    library, _, inner = name.partition(":")
+    if library in LIBRARIES:
+        return import_bridge(library).method_of(inner)
     found = known()
     if name not in found:
         close = get_close_matches(name.lower(), found, n=1)
