@@ -70,4 +70,5 @@ def test_the_reasoner_finds_its_definitions_with_the_full_cache(data, tmp_path):
     assert sum(missed[1::2]) > sum(missed[::2])  # the end of the problem is gone in its turn
     refused = found["lengths"][0]["rows"][-1]
     assert refused["spec"] == "raas" and "budget = " in refused["refusal"]
-    assert "streaming_llm, 50%" in drawing.read_text()
+    drawn = drawing.read_text()
+    assert "streaming_llm" in drawn and "50%: " in drawn
