@@ -448,6 +448,10 @@ def _retention(
     return {"h": h, "values": source.normal(G, n, d)}, {"fast": fast, "norm": norm}
 
 
+def _to_pool(source: Source, G: int, n: int, negative: bool = False, **parameters: Any) -> Drawn:
+    return {"x": source.uniform(G, n) - negative}, parameters
+
+
 BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "attend": _attention,
     "attention": _without_values,
@@ -471,7 +475,7 @@ BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "rotate": serving.rotations_drawn,
     "events": events.drawn,
     "eviction_error": _retention,
-    "pool": lambda source, G, n, **parameters: ({"x": source.uniform(G, n)}, parameters),
+    "pool": _to_pool,
     "outlier_score": _vectors,
 }
 """How the inputs of each building block are drawn; None: the numbers leave doubt, draw others."""
