@@ -81,7 +81,8 @@ def test_no_name_of_a_package_hides_one_of_its_modules():
 def test_the_package_shows_what_it_has_and_imports_it_when_asked():
     code = """
 import sys, kvlab
-assert dir(kvlab) == ["__version__", "compress", "fast", "methods", "reference"], dir(kvlab)
+names = ["__version__", "compress", "fast", "methods", "press", "reference"]
+assert dir(kvlab) == names, dir(kvlab)
 assert not {"numpy", "torch"} & sys.modules.keys()
 assert kvlab.__version__ and not hasattr(kvlab, "Any")
 sys.modules["torch"] = None  # as where it is not installed

@@ -6,12 +6,12 @@ reader's light or dark theme.
 
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.files import named, write_text
 
 if TYPE_CHECKING:  # Matplotlib is a third of a command's time to start, and few commands draw
     from matplotlib.axes import Axes
@@ -45,6 +45,8 @@ class Picture:
     """An ``svg`` element without fixed ink."""
     description: str
     """A text for readers who cannot see the picture."""
+    drawn: "Figure | None" = field(default=None, repr=False, compare=False)
+    """What it was made of."""
 
     def _repr_svg_(self) -> str:
         return self.alone
@@ -68,8 +70,14 @@ class Picture:
         return self.svg.replace(">", f"><style>{LIGHT_OR_DARK}</style>", 1)
 
     def save(self, path: Path) -> None:
-        """Write the picture as a file of its own."""
-        write_text(path, self.alone)
+        """Write the picture as a file of its own; ``.pdf`` in black, for a paper."""
+        if path.suffix != ".pdf":
+            write_text(path, self.alone)
+            return
+        assert self.drawn is not None
+        with named(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.drawn.savefig(path, metadata={"CreationDate": None})
 
 
 def canvas(
@@ -112,7 +120,7 @@ def finish(
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     width = figure.get_figwidth() * PIXELS_PER_INCH
-    return Picture(_follow_theme(buffer.getvalue(), width, description), description)
+    return Picture(_follow_theme(buffer.getvalue(), width, description), description, figure)
 
 
 def _follow_theme(drawing: str, width: float, description: str) -> str:

@@ -307,6 +307,26 @@ def test_a_seed_counts_when_it_is_complete(stored):
 # --- the report ----------------------------------------------------------------------------------
 
 
+def assert_whole_latex(latex: str, folder: Path) -> None:
+    """Every environment ends, every table has caption and legend, every figure is a PDF."""
+    opened: list[str] = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", latex):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert opened == []
+    floats = re.findall(
+        r"\\begin\{(?:table|figure)\}.*?\\end\{(?:table|figure)\}", latex, re.DOTALL
+    )
+    assert all(r"\caption{" in each for each in floats)
+    assert "Wilson's 95\\% interval" in next(each for each in floats if "Problems solved" in each)
+    figures = re.findall(r"\\includegraphics\[[^]]*\]\{([^}]+)\}", latex)
+    assert len(figures) == 2
+    assert all((folder / name).read_bytes().startswith(b"%PDF") for name in figures)
+    assert "kvlab sweep sweep.toml" in latex and "model reasoner" in latex
+
+
 def test_the_report_is_whole_in_every_form(stored, tmp_path):
     write_report(stored, tmp_path / "deep")
     html, text, plain, latex, table = (
@@ -322,6 +342,7 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
     assert plain["sweep"]["problems"] == 20
     assert r"h2o & \textbf{40.0 (26.3–55.4)} & \textbf{50.0 (35.2–64.8)} \\" in latex
+    assert_whole_latex(latex, tmp_path / "deep")
     (again,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert make_sweep(tomllib.loads(again)) == stored.plan.sweep
     for name in ("commit", "python", "numpy", "model reasoner"):
