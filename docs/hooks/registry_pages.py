@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ from study import equal_bytes
 
 BUGS = ROOT / "tests" / "conformance" / "bugs.toml"
 REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
+LINK = "examples/conformance/reports"
+
+MOST_TARGETS = 8
+"""More targets of one implementation are counted together."""
+
 PAGES = ROOT / "docs" / "methods"
 HEAD_DIM = 128
 """Channels for which bits per element are given."""
@@ -165,13 +171,28 @@ def rows_of_bugs(kind: str) -> str:
     return "\n".join(lines)
 
 
-def table_of_whole_caches() -> str:
-    """Return a row per measured implementation and target, from the reports of the examples."""
-    lines = ["| implementation | target | passed | failed | not tested |", "|---|---|---|---|---|"]
-    for file in sorted(REPORTS.glob("whole_cache_*.json")):
+def table_of_contenders() -> str:
+    """Return a row per measured implementation and target, from the reports of the examples.
+
+    Targets of an implementation that has many are counted together, step by step.
+    """
+    lines = ["| implementation | target | passed | failed | not tested | what fails first |"]
+    lines.append("|---|---|---|---|---|---|")
+    for file in sorted(REPORTS.glob("*.json")):
         report = json.loads(file.read_text(encoding="utf-8"))
+        many = len(report["targets"]) > MOST_TARGETS
+        rows: dict[str, list[int]] = {}
+        firsts: dict[str, str] = {}
         for target, counts in report["targets"].items():
-            lines.append(f"| {report['what']} | `{target}` | {' | '.join(map(str, counts))} |")
+            method, _, step = target.rpartition(".")
+            label = "building blocks" if many and not method else f"`{target}`"
+            label = f"`*.{step}`" if many and method else label
+            rows[label] = list(map(add, rows.get(label, [0, 0, 0]), counts))
+            if target in report["failures"]:
+                firsts.setdefault(label, report["failures"][target].partition("\n")[0])
+        for label, counts in rows.items():
+            told = " | ".join([label, *map(str, counts), firsts.get(label, "")])
+            lines.append(f"| [{report['what']}]({LINK}/{file.name}) | {told} |")
     return folded("Implementations and targets", ["\n".join(lines)], "note")
 
 
@@ -183,7 +204,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "modules of methods": modules_of_methods,
     "groups of whole caches": lambda: rows_of_groups(of_caches=True),
     "groups": lambda: rows_of_groups(of_caches=False),
-    "table of whole caches": table_of_whole_caches,
+    "table of contenders": table_of_contenders,
     "bugs of the reference": lambda: rows_of_bugs("vectors"),
     "bugs of whole caches": lambda: rows_of_bugs("cache"),
     "cases": lambda: f"{len(published()):,}",
