@@ -1,10 +1,11 @@
-"""Triton's interpreter, made quicker where it does work twice.
+"""Triton's interpreter, made quicker where it does work twice, and strict about memory.
 
 It replaces the functions of Triton's language whenever a kernel calls a function.
 """
 
 from types import SimpleNamespace
 
+import bounds
 from triton.runtime import interpreter
 
 replace = interpreter._patch_lang
@@ -34,14 +35,24 @@ launched: set[str] = set()
 
 
 class GridExecutor(interpreter.GridExecutor):
-    """Launches a kernel, and notes that it did."""
+    """Launches a kernel in memory of its own, and notes that it did."""
 
     def __call__(self, *arguments, **options):
         launched.add(self.fn.__module__.rpartition(".")[2])
-        return super().__call__(*arguments, **options)
+        arrays = bounds.Arrays([*bounds.tensors_of((*arguments, *options.values()))])
+        bounds.current.append(arrays)
+        try:
+            super().__call__(
+                *(bounds.placed(each, arrays) for each in arguments),
+                **{name: bounds.placed(each, arrays) for name, each in options.items()},
+            )
+        finally:
+            bounds.current.pop()
+            arrays.give_back()
 
 
 def hurry():
-    """Let the interpreter of this process be quicker from now on."""
+    """Let the interpreter of this process be quicker and strict from now on."""
+    bounds.check_accesses()
     interpreter._patch_lang = replace_once  # private: another version of Triton may need a look
     interpreter.GridExecutor = GridExecutor

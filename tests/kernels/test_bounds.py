@@ -1,0 +1,51 @@
+"""A kernel that reads or writes beside its arrays fails, in every test of kernels."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_inputs import DEVICE, drawn, vectors
+from planted import changed
+
+from kvlab.fast.kernels import mixed_precision, prefill
+from kvlab.fast.kernels.vector_tables import VectorTable
+
+pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="needs Triton's interpreter")
+
+
+def tables(module, n=37):
+    queries, values = drawn((1, 1, 2, 1, 32)), drawn((1, 1, n, 32))
+    stored = [VectorTable(torch.arange(n).expand(1, 1, n), values)]
+    module.attend_to_tables(queries, stored, stored, n)
+
+
+def received(module, n=37):
+    queries, keys, _ = vectors(1, 1, 2, 5, n)
+    places = torch.arange(n, dtype=torch.int32).expand(1, 1, n)
+    module.received_attention(queries, keys, places[:, 0, -5:], places)
+
+
+@pytest.mark.parametrize(
+    ("real", "run", "right", "wrong"),
+    [
+        (mixed_precision, tables, "line, mask=line < rows", "line, mask=line <= rows"),
+        (
+            mixed_precision,
+            tables,
+            "rows + line, mask=line < rows",
+            "rows + line - 1, mask=line < rows",
+        ),
+        (prefill, received, "there = entry < n", "there = entry <= n"),
+        (prefill, received, "sums + head * n + entry, total", "sums + n + entry, total"),
+    ],
+)
+def test_one_number_beside_an_array_is_an_error(real, run, right, wrong, tmp_path):
+    run(real)
+    file = tmp_path / "changed.py"
+    file.write_text(changed(Path(real.__file__), [(right, wrong)]))
+    spec = importlib.util.spec_from_file_location("changed", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(Exception, match="beside all arrays"):
+        run(module)
