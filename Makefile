@@ -9,7 +9,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Else every process of the tests compiles kvlab and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-all real lab test test-all check gpu vllm kvpress format lint types unit notebooks playground docs pages serve release clean
+.PHONY: help demo demo-all real lab test test-all check gpu kernels-report vllm kvpress format lint types unit notebooks playground docs pages serve release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -51,6 +51,9 @@ gpu:  ## on a GPU, with PYTHON=... that has kvlab and CUDA: kernels tested, sani
 	  $(PYTHON) -m kvlab.fast.lab.benchmarks.kernels --small
 	$(PYTHON) -m kvlab.fast.lab.benchmarks.kernels --out kernels-gpu.json
 	$(PYTHON) -m kvlab.fast.lab.benchmarks.end_to_end --out end-to-end-gpu.json
+
+kernels-report: .venv/dev  ## compile every kernel for six GPUs, none needed, and write what it became
+	$(BIN)/python tests/kernels/report_kernels.py --out docs/study/results/kernels.json $(ARGS)
 
 vllm: .venv/dev  ## install vLLM for CPUs, test kvlab inside it, and compare what it writes with kvlab
 	test -x "$$($(BIN)/python -c 'from kvlab.fast.lab.engines import python; print(python("vllm"))')" || \

@@ -27,31 +27,35 @@ from kvlab.fast.lab.benchmarks import kernels
 MOST_SHARED = 227 * 1024
 """Bytes of shared memory that a block of an H100 or H200 can have."""
 ENTRIES = 320
-ONCE, EVERY = "--once" in sys.argv, "--every" in sys.argv
-"""Whether a kernel is compiled for its first call alone; for every configuration."""
-compiled = {}
+ONCE = "--once" in sys.argv
+"""Whether a kernel is compiled for its first call alone."""
+H200 = GPUTarget("cuda", 90, 32)
+compiled: dict[tuple[str, str], Any] = {}
+"""What was compiled, by the name of the kernel and a digest of what it was compiled from."""
 launch = JITFunction.run
 
 
 def compile_only(self, *arguments, warmup=False, **options):
     """Compile for these arguments, unless that is done; return the bytes of shared memory."""
-    kind = f"{self.fn.__name__}{' of a block' if options.get('rows_at') is not None else ''}"
+    kind = kind_of(self, options)
     if ONCE and kind in {name for name, _ in compiled}:
         return 0
     kernel = launch(self, *arguments, warmup=True, **options)
-    compiled[kind, kernel.hash] = kernel.metadata.shared
+    compiled[kind, kernel.hash] = kernel
     return kernel.metadata.shared
 
 
+def kind_of(kernel: JITFunction, options: dict[str, Any]) -> str:
+    """Return the name of a kernel, and whether its rows are those of a block."""
+    return f"{kernel.fn.__name__}{' of a block' if options.get('rows_at') is not None else ''}"
+
+
 def compile_configurations(self, *arguments, **options):
-    """Compile the first configuration that fits, or every one."""
-    fits = []
+    """Compile the first configuration that fits."""
     for tried in self.configs:
-        shared = self.fn.run(*arguments, **options, **tried.all_kwargs())
-        fits.append(shared <= MOST_SHARED)
-        if fits[-1] and not EVERY:
-            break
-    assert any(fits), f"no configuration of {self.fn} fits"
+        if self.fn.run(*arguments, **options, **tried.all_kwargs()) <= MOST_SHARED:
+            return
+    raise AssertionError(f"no configuration of {self.fn} fits")
 
 
 def call(dtype: torch.dtype) -> None:
@@ -84,12 +88,13 @@ def several(size: kernels.Size) -> None:
     attend_to_tables(queries, tables, [tables[i] for i in (2, 0, 1, 3)], ENTRIES, 5.0)
 
 
-def as_on_a_gpu(run: Callable[..., Any], run_tuned: Callable[..., Any]) -> None:
+def as_on_a_gpu(
+    run: Callable[..., Any], run_tuned: Callable[..., Any], target: GPUTarget = H200
+) -> None:
     """Let tensors of the CPU take Triton, and these functions its kernels, tuned ones too."""
-    target = GPUTarget("cuda", 90, 32)
     triton.runtime.driver.set_active(
         SimpleNamespace(
-            get_current_device=lambda: 0,
+            get_current_device=lambda: target.arch,
             get_current_stream=lambda device: 0,
             get_current_target=lambda: target,
         )
@@ -97,12 +102,12 @@ def as_on_a_gpu(run: Callable[..., Any], run_tuned: Callable[..., Any]) -> None:
     JITFunction.run, Autotuner.run = run, run_tuned
     choice.kernels_for = lambda device: "triton"
     common.multiplied_in_float32 = lambda x: x.dtype == torch.float32
-    common.starts_early = lambda device: True
+    common.starts_early = lambda device: target.backend == "cuda" and int(target.arch) >= 90
 
 
 if __name__ == "__main__":
     as_on_a_gpu(compile_only, compile_configurations)
     for dtype in (torch.bfloat16, torch.float16, torch.float32)[: 3 if "all" in sys.argv else 1]:
         call(dtype)
-    for (kind, _), shared in compiled.items():
-        print(f"{kind}: {shared} bytes shared")
+    for (kind, _), kernel in compiled.items():
+        print(f"{kind}: {kernel.metadata.shared} bytes shared")
