@@ -1,6 +1,6 @@
 """The papers' own figures of memory and time beside those of the cost model.
 
-    python -m study.planner_figures docs/paper_figures.md
+    python -m study.planner_figures docs/study/results/planner_figures.md
 
 writes the table of the documentation.
 """

@@ -62,7 +62,11 @@ class LedgerRow:
         return [
             *([f"kvlab prove{tags}"] if tags else []),
             *(f"python -m pytest {test}" for test in self.tests),
-            *(["python -m study.planner_figures docs/paper_figures.md"] if self.figures else []),
+            *(
+                ["python -m study.planner_figures docs/study/results/planner_figures.md"]
+                if self.figures
+                else []
+            ),
             *dict.fromkeys(each.command for each in self.measured),
             *self.repeat,
         ]

@@ -8,7 +8,8 @@ from shapes import shapes_checked
 
 from study.planner_figures import all_figures, desirekv_memory, figures_table
 
-PAGE = (Path(__file__).parents[2] / "docs" / "paper_figures.md").read_text(encoding="utf-8")
+STORED = Path(__file__).parents[2] / "docs" / "study" / "results" / "planner_figures.md"
+PAGE = STORED.read_text(encoding="utf-8")
 ROWS = [line[2:-2].replace("\\", "").split(" | ") for line in PAGE.splitlines()[2:]]
 
 
