@@ -18,8 +18,8 @@ MARK = "<!-- compiled -->"
 GPU = "sm_90"
 """H100 and H200."""
 HEADINGS = (
-    *("kernel", "configuration", "registers", "spilled, bytes", "shared, bytes", "occupancy"),
-    *("loads of 128 bits", "for tensor cores", "barriers", "instructions per byte"),
+    *("kernel", "configuration", "registers", "spilled", "occupancy"),
+    *("128 bit loads", "per byte"),
 )
 
 Row = dict[str, Any]
@@ -75,9 +75,8 @@ def badness(row: Row) -> tuple[int, int]:
 
 def cells(kernel: str, which: str, row: Row) -> tuple[str, ...]:
     """Return a row of the table of one GPU."""
-    about = f"{which}: {row['configuration']}".removesuffix(": ")
-    numbers = (str(row[name]) for name in ("tensor", "barriers"))
+    about = f"{which}: {row['configuration']}".removesuffix(": ").replace("num_", "")
     fits = f"{row['occupancy']} %" if row["occupancy"] else "does not fit"
-    memory = (str(row["registers"]), str(row["spilled"]), f"{row['shared']:,}", fits)
+    memory = (str(row["registers"]), str(row["spilled"]), fits)
     per_byte = "–" if row["per_byte"] is None else f"{row['per_byte']:.1f}"
-    return (kernel, about, *memory, f"{row['wide']} %", *numbers, per_byte)
+    return (kernel, about, *memory, f"{row['wide']} %", per_byte)

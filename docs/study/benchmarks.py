@@ -241,7 +241,8 @@ def end_to_end(result: Result) -> Iterator[Block]:
         used = ", ".join(f"{name} {version}" for name, version in beside["versions"].items())
         yield Text(
             f"Presses of kvpress, which evict once, after the prompt, in an environment of their "
-            f"own ({used}). None of these rows has a graph; compare them with their own `stock`:"
+            f"own ({used}). None of these rows has a graph; compare them with the stock model "
+            "there. SnapKV's two slow rows were measured once, and why they are slow is not known:"
         )
         yield tabulate(beside["one_text"], DECODED)
 

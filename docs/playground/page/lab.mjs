@@ -53,7 +53,7 @@ export class Lab {
     this.table = element("div", { class: "pg-results" });
     this.root = element("section", { class: "pg-lab", id: "lab", "aria-label": "Write your own score" },
       element("h2", {}, "Write your own score"),
-      element("p", {}, "Rate one entry, and the best rated stay. Can you beat CAOTE at 30 %?"),
+      element("p", {}, "Rate one entry, and the best rated stay. Can you beat CAOTE at 50 %, on 20 programs of about 260 tokens?"),
       element("div", { class: "pg-bench" },
         element("div", { class: "pg-editor" }, this.lines, this.field),
         element("div", { class: "pg-choices" }, this.start,

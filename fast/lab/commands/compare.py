@@ -1,5 +1,6 @@
 """``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -142,7 +143,8 @@ def task_of(model: str) -> str:
 
 def told_at_the_end(gains: Sequence[Test]) -> str:
     """Say what the rows show, and what to look at next."""
-    return f"{said} Next: kvlab view run.html --budget 50%" if (said := seen(gains)) else ""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "kvlab" else "kvlab"  # as it was called
+    return f"{said} Next: {program} view run.html --budget 50%" if (said := seen(gains)) else ""
 
 
 def print_gains(gains: Sequence[Test], measure: Measure) -> None:

@@ -341,6 +341,7 @@ def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
         axes.set_ylim(depths, 0)
         nothing = NOTHING if all(each.measures_nothing for each in points) else ""
         method, *more = filter(None, at)
+        method = method.replace(",", ",\n")
         share = f"{100 * shares.mean():.0f} % found {nothing}".rstrip()
         axes.set_title(f"{method}\n{': '.join([*more, share])}", fontsize=7)
     for axes in panels[len(shown) :]:
