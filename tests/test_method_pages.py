@@ -108,8 +108,8 @@ def names_on(meta):
 def test_a_page_has_the_shape_of_all_pages(page):
     text = generated(page)
     assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == SECTIONS
-    title, idea = parsed(page)[0].partition("## ")[0].strip().split("\n\n")
-    assert title.startswith("# ")
+    title, idea, *shown = parsed(page)[0].partition("## ")[0].strip().split("\n\n")
+    assert title.startswith("# ") and (not shown or shown[0].startswith("!["))
     assert len(re.findall(r"[.!?](?=\s|$)", idea)) == 2, "the idea takes two sentences"
     meta = parsed(page)[1]
     tags = [each["tag"] for each in meta["equations"]]

@@ -25,7 +25,8 @@ A page ``docs/methods/NAME.md`` states in its front matter what the package cann
 | ``host`` | true where nothing is computed on the device |
 | ``test`` | tests of it |
 
-Below it come the title, one paragraph of two sentences (the idea) and ``## Edge cases``.
+Below it come the title, one paragraph of two sentences (the idea), a picture with its text, if
+there is one, and ``## Edge cases``.
 
 A function is named as ``file.py:Class.function``; in text, ``[words](file.py:function)`` links it.
 """
