@@ -82,13 +82,15 @@ def start_with_look_ups(model: LlamaForCausalLM) -> None:
 
     Only the slowly turning half of RoPE takes part in comparisons, so that distance hardly matters.
     """
-    head, half, constant, sharpness, likeness = 32, 16, 5.0, 8.0, 1.6
-    hidden = model.config.hidden_size
+    constant, sharpness, likeness = 5.0, 8.0, 1.6
+    config: Any = model.config
+    hidden, head, base = config.hidden_size, config.head_dim, config.rope_parameters["rope_theta"]
+    half = head // 2
     embedding = model.model.embed_tokens.weight
     share = constant / math.sqrt(hidden)
     embedding[:, 0] = embedding[:, 1:].norm(dim=1) * share / math.sqrt(1 - share**2)
 
-    speed = ROPE_THETA ** (-torch.arange(half) / half)
+    speed = base ** (-torch.arange(half) / half)
     back, compare = _first_attentions(model)
     back.q_proj.weight.zero_()
     back.k_proj.weight.zero_()

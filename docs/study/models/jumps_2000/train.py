@@ -17,11 +17,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlab.fast.lab.training import small_model, train_jumps
 from kvlab.fast.lab.training.small_model import Batch
-from kvlab.fast.lab.training.train_jumps import LONG, LOOK_BACK, MIDDLE, SHORT, Stage
+from kvlab.fast.lab.training.train_jumps import LONG, MIDDLE, SHORT, Stage
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Size
 
-WIDTH, HEAD, ROPE_THETA = 256, 64, 1e7
+WIDTH, ROPE_THETA = 256, 1e7
 SHORT_2, HALF_2 = Size(2, 6, 2, 20), Size(2, 6, 40, 80)
 SHORT_3, HALF_3 = Size(3, 6, 2, 30), Size(3, 6, 60, 140)
 STAGES = (
@@ -57,7 +57,7 @@ class Curriculum(train_jumps.Curriculum):
 
     @classmethod
     def model(cls, seed: int) -> LlamaForCausalLM:
-        """Return the untrained model: `train_jumps.start_with_look_ups` for these sizes."""
+        """Return the untrained model with composed embeddings and built-in look-ups."""
         torch.manual_seed(seed)
         ids = cls.ids()
         config = LlamaConfig(
@@ -85,7 +85,7 @@ class Curriculum(train_jumps.Curriculum):
             for name in jumps.REGISTERS:
                 for digit in range(10):
                     table[ids[f"{name}{digit}"]] = table[ids[name]] + table[ids[str(digit)]]
-            start_with_look_ups(model)
+            train_jumps.start_with_look_ups(model)
         return model
 
     def batch(self) -> Batch:
@@ -100,35 +100,6 @@ class Curriculum(train_jumps.Curriculum):
             rows.append(jumps.drill(self.rng, length // STEP, size.groups))
             asked.append([i for i in range(len(rows[-1])) if i % STEP >= SUM])
         return self.batch_of(rows, list(asked), problems)
-
-
-def start_with_look_ups(model: LlamaForCausalLM) -> None:
-    """Do what `train_jumps.start_with_look_ups` does, for heads of another size."""
-    half, constant, sharpness, likeness = HEAD // 2, 5.0, 8.0, 1.6
-    embedding = model.model.embed_tokens.weight
-    share = constant / math.sqrt(WIDTH)
-    embedding[:, 0] = embedding[:, 1:].norm(dim=1) * share / math.sqrt(1 - share**2)
-    speed = ROPE_THETA ** (-torch.arange(half) / half)
-    back, compare = train_jumps._first_attentions(model)
-    back.q_proj.weight.zero_()
-    for distance, query in zip(LOOK_BACK, back.q_proj.weight.split(HEAD), strict=True):
-        query[:half, 0] = torch.cos(speed * distance) * sharpness / constant
-        query[half:, 0] = -torch.sin(speed * distance) * sharpness / constant
-    back.k_proj.weight.zero_()
-    for key in back.k_proj.weight.split(HEAD):
-        key[:half, 0] = sharpness / constant
-    basis = torch.linalg.qr(torch.randn(WIDTH - 1, 4 * half))[0].T
-    basis = torch.cat([torch.zeros(4 * half, 1), basis], dim=1)
-    itself, one_ago, three_ago, four_ago = basis.split(half)
-    for value in back.v_proj.weight.split(HEAD):
-        value[:half] = 0.8 * itself
-    for i, found in enumerate((one_ago, three_ago, four_ago)):
-        back.o_proj.weight[:, i * HEAD : i * HEAD + half] = 0.08 * found.T
-    slow = torch.cat([torch.arange(half // 2, half), torch.arange(half + half // 2, HEAD)])
-    compare.q_proj.weight[slow] = 3 * likeness * itself
-    compare.k_proj.weight[slow] = likeness * one_ago
-    compare.q_proj.weight[2 * HEAD + slow] = likeness * three_ago
-    compare.k_proj.weight[HEAD + slow] = likeness * four_ago
 
 
 def main(out: Path, seconds: float) -> None:
