@@ -143,7 +143,7 @@ class Curriculum(ABC):
 
 
 def build_model(
-    curriculum: type[Curriculum], seed: int, names: Sequence[str], **options: Any
+    curriculum: type[Curriculum], seed: int, names: Sequence[str], width: int = 128, **options: Any
 ) -> LlamaForCausalLM:
     """Return the untrained model; the embedding of ``x3`` is the sum of those of ``x`` and ``3``.
 
@@ -153,8 +153,8 @@ def build_model(
     ids = curriculum.ids()
     config = LlamaConfig(
         vocab_size=len(ids),
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=4,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -129,6 +129,9 @@ class Curriculum(small_model.Curriculum):
     """Draws problems of one size at a time, and drills."""
 
     vocabulary, end = jumps.vocabulary(), jumps.END
+    width: ClassVar = 128
+    positions: ClassVar = 4096
+    rope_theta: ClassVar = ROPE_THETA
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe, np.random.default_rng(recipe.seed))
@@ -145,9 +148,13 @@ class Curriculum(small_model.Curriculum):
     @classmethod
     def model(cls, seed: int) -> LlamaForCausalLM:
         """Return the untrained model with composed embeddings and built-in look-ups."""
-        rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
         model = small_model.build_model(
-            cls, seed, jumps.REGISTERS, max_position_embeddings=4096, rope_parameters=rope
+            cls,
+            seed,
+            jumps.REGISTERS,
+            cls.width,
+            max_position_embeddings=cls.positions,
+            rope_parameters={"rope_type": "default", "rope_theta": cls.rope_theta},
         )
         with torch.no_grad():
             for name, weight in model.named_parameters():
@@ -157,7 +164,7 @@ class Curriculum(small_model.Curriculum):
         return model
 
     def batch(self) -> Batch:
-        """Draw problems of one size, and drills of the same length."""
+        """Draw problems of one size, and drills of the same length and groups."""
         stage = self.recipe.stages[self.stage]
         size = stage.sizes[int(self.rng.integers(len(stage.sizes)))]
         problems = self.take(size, int(stage.tokens * (1 - stage.drills)))
@@ -165,7 +172,7 @@ class Curriculum(small_model.Curriculum):
         asked: list[Any] = [range(len(p.prompt.split(" ")), p.tokens) for p in problems]
         length = max(map(len, rows))
         while sum(map(len, rows)) < stage.tokens:
-            rows.append(jumps.drill(self.rng, length // STEP))
+            rows.append(jumps.drill(self.rng, length // STEP, size.groups))
             asked.append([i for i in range(len(rows[-1])) if i % STEP >= SUM])
         return self.batch_of(rows, asked, problems)
 

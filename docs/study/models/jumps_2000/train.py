@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from kvlab.fast.lab.training import small_model, train_jumps
-from kvlab.fast.lab.training.small_model import Batch
 from kvlab.fast.lab.training.train_jumps import LONG, MIDDLE, SHORT, Stage
 from kvlab.reference.tasks import jumps
-from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Size
+from kvlab.reference.tasks.jumps import SIZES, Size
 
-WIDTH, ROPE_THETA = 256, 1e7
 SHORT_2, HALF_2 = Size(2, 6, 2, 20), Size(2, 6, 40, 80)
 SHORT_3, HALF_3 = Size(3, 6, 2, 30), Size(3, 6, 60, 140)
 STAGES = (
@@ -55,51 +53,7 @@ class Recipe(train_jumps.Recipe):
 class Curriculum(train_jumps.Curriculum):
     """Programs of one to three groups of registers."""
 
-    @classmethod
-    def model(cls, seed: int) -> LlamaForCausalLM:
-        """Return the untrained model with composed embeddings and built-in look-ups."""
-        torch.manual_seed(seed)
-        ids = cls.ids()
-        config = LlamaConfig(
-            vocab_size=len(ids),
-            hidden_size=WIDTH,
-            intermediate_size=3 * WIDTH,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-            bos_token_id=ids[cls.end],
-            eos_token_id=ids[cls.end],
-            pad_token_id=None,
-            max_position_embeddings=8192,
-            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        )
-        model = LlamaForCausalLM(config)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    weight.mul_(1 / math.sqrt(8))
-                if name.endswith(("q_proj.weight", "k_proj.weight")):
-                    weight.mul_(2)
-            table = model.model.embed_tokens.weight
-            for name in jumps.REGISTERS:
-                for digit in range(10):
-                    table[ids[f"{name}{digit}"]] = table[ids[name]] + table[ids[str(digit)]]
-            train_jumps.start_with_look_ups(model)
-        return model
-
-    def batch(self) -> Batch:
-        """Draw problems of one size, and drills of the same length and groups."""
-        stage = self.recipe.stages[self.stage]
-        size = stage.sizes[int(self.rng.integers(len(stage.sizes)))]
-        problems = self.take(size, int(stage.tokens * (1 - stage.drills)))
-        rows = [problem.text.split(" ") for problem in problems]
-        asked = [list(range(len(p.prompt.split(" ")), p.tokens)) for p in problems]
-        length = max(map(len, rows))
-        while sum(map(len, rows)) < stage.tokens:
-            rows.append(jumps.drill(self.rng, length // STEP, size.groups))
-            asked.append([i for i in range(len(rows[-1])) if i % STEP >= SUM])
-        return self.batch_of(rows, list(asked), problems)
+    width, positions, rope_theta = 256, 8192, 1e7
 
 
 def main(out: Path, seconds: float) -> None:
