@@ -29,6 +29,9 @@ Measured = tuple[Measurement, np.ndarray]
 
 NAMES = ("fast", "reference")
 
+READ_EVERY = 16
+"""Tokens of an answer between two reads; at each the host waits for the device."""
+
 AS_STORED = "as stored"
 """Number format of a model whose configuration names none."""
 
@@ -121,11 +124,14 @@ class Request:
     text: Sequence[int] = ()
     """What is read and compressed before the prompts, which are questions about it, are known."""
 
-    def ended(self, row: int, written: Sequence[int]) -> bool:
-        """Say whether the last token that was written ends the answer to a prompt."""
-        place, token = len(written) - 1, written[-1]
-        solution = [token] if self.solutions is None else self.solutions[row][place : place + 1]
-        return token == self.stop or [token] != list(solution) or len(written) == self.limit
+    def length(self, row: int, written: Sequence[int]) -> int | None:
+        """Return how many tokens are the answer to a prompt; None if it has not ended."""
+        right = written if self.solutions is None else self.solutions[row]
+        for count, token in enumerate(written, start=1):
+            wrong = [token] != list(right[count - 1 : count])
+            if token == self.stop or wrong or count == self.limit:
+                return count
+        return None
 
 
 class Answer(NamedTuple):
@@ -219,14 +225,17 @@ class FastBackend(Backend):
         self.encode = lambda text: self.tokenizer(text)["input_ids"]
 
     def write(self, policy: Policy, request: Request) -> list[Answer]:
-        """Continue the prompts; after a text, a prompt counts as generated, as every turn does."""
+        """Continue the prompts; after a text, a prompt counts as generated, as every turn does.
+
+        Answers are read every `READ_EVERY` tokens, and those that have ended leave the batch.
+        """
         import torch
 
         from kvlab.fast import compress
         from kvlab.fast.lab.measure import left_padded
 
         ids, real = left_padded(request.prompts, self.model.device)
-        written: list[list[int]] = [[] for _ in request.prompts]
+        rows, written, answers = [*range(len(ids))], ids[:, :0], dict[int, Answer]()
         with (
             torch.inference_mode(),
             compress(self.model, policy, block_size=request.block_size) as cache,
@@ -237,16 +246,26 @@ class FastBackend(Backend):
             logits = self.model(
                 ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1
             ).logits
-            going = set(range(len(ids)))
             while True:
                 tokens = logits[:, -1].argmax(-1, keepdim=True)
-                for row, (token,) in enumerate(tokens.tolist()):
-                    if row in going:
-                        written[row].append(token)
-                        if request.ended(row, written[row]):
-                            going.remove(row)
-                if not going:
-                    return list(map(Answer, written, cache.first_evictions))
+                written = torch.cat([written, tokens], dim=1)
+                if written.shape[1] % READ_EVERY == 0 or written.shape[1] == request.limit:
+                    going = []
+                    for place, (row, found) in enumerate(zip(rows, written.tolist(), strict=True)):
+                        if (count := request.length(row, found)) is None:
+                            going.append(place)
+                            continue
+                        first = cache.first_evictions[place]
+                        fed = len(request.text) + len(request.prompts[row]) + count - 1
+                        first = None if first is None or first > fed else first
+                        answers[row] = Answer(found[:count], first)
+                    if not going:
+                        return [answers[row] for row in range(len(ids))]
+                    if len(going) < len(rows):
+                        kept = ids.new_tensor(going)
+                        rows = [rows[place] for place in going]
+                        tokens, written = tokens[kept], written[kept]
+                        cache.reorder_cache(kept)
                 logits = self.model(tokens, past_key_values=cache).logits
 
     def _read_for_all(self, text: Sequence[int], cache: Any, rows: int) -> None:

@@ -51,11 +51,16 @@ class Foreseen(reference.Score):
 class ForeseenInBatch(Score[Foreseen]):
     """The same for a batch; a sequence that outruns its solution stays at its last moment."""
 
+    def observe(self, state: State, seen: Observation) -> None:
+        if "problem" not in state.stream:  # sequences that have ended leave the batch
+            rows = torch.arange(len(seen.positions), device=seen.positions.device)
+            state.stream["problem"] = rows % len(self.spec.next_use)  # layers decide at once
+
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         next_use = self.spec.next_use
         batch, last = len(seen.positions), next_use.shape[1]
         moments = seen.clock.seen.reshape(batch).clamp(max=last).cpu().numpy() - 1
-        problems = np.arange(batch) % len(next_use)  # layers that decide at once follow
+        problems = state.stream["problem"].cpu().numpy()
         following = torch.from_numpy(next_use[problems, moments])
         places = seen.positions.clamp(min=0, max=last - 1).long()
         found: Tensor = following.to(places.device)[:, None].expand(-1, places.shape[1], -1)

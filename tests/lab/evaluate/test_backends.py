@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from sampling import sampled
 from tolerances import FLOAT32_LOGITS
 
-from kvlab.fast.lab.evaluate.backends import FastBackend, ReferenceBackend, Request
+from kvlab.fast.lab.evaluate.backends import (
+    READ_EVERY,
+    FastBackend,
+    ReferenceBackend,
+    Request,
+)
 from kvlab.fast.lab.evaluate.tasks import Question
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
@@ -85,3 +91,28 @@ def test_a_method_that_spoils_the_answer_is_seen_on_both_sides(backends, problem
         policy = methods.get("streaming_llm", 60)
         poor = backend.measure(policy, prompts, answers, yardstick)
         assert min(measurement.kl.max() for measurement, _ in poor) > 0.1
+
+
+@pytest.mark.parametrize("spec", ["h2o", KIVI])
+def test_answers_that_have_ended_leave_the_batch_and_few_tokens_are_read(
+    spec, backends, problems, monkeypatch
+):
+    """Cut to one token, an answer ends at once, and the others are what each would be alone."""
+    (prompt, *_), (answer, *_), stop = problems
+    fast, policy, sizes, reads = backends[0], methods.get(spec, SPECS[spec]), [], []
+    once, read = Request.length, torch.Tensor.tolist
+    monkeypatch.setattr(
+        Request, "length", lambda self, row, found: 1 if row == 1 else once(self, row, found)
+    )
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: reads.append(x) or read(x))
+    hook = fast.model.register_forward_pre_hook(
+        lambda model, args, given: sizes.append(len(args[0])), with_kwargs=True
+    )
+    written = fast.write(policy, Request([prompt] * 3, 40, stop))
+    hook.remove()
+    assert sizes == [3] * READ_EVERY + [2] * (len(sizes) - READ_EVERY)
+    assert len([x for x in reads if x.dtype == torch.int64 and x.dim() == 2]) == 3  # after 16, 32 and 40
+    assert written[1].tokens == answer[:1]
+    monkeypatch.undo()
+    assert written[::2] == fast.write(policy, Request([prompt], 40, stop)) * 2
+    assert len(written[0].tokens) == 40
