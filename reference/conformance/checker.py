@@ -30,7 +30,7 @@ from kvlab.reference.conformance.made import (
 from kvlab.reference.conformance.plan import SIZES, SMALL
 from kvlab.reference.conformance.publishing import published_methods
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
-from kvlab.reference.conformance.targets import STEPS, margin_in, mistake_in, operation_of
+from kvlab.reference.conformance.targets import STEPS, mistake_and_margin, operation_of
 from kvlab.reference.conformance.vectors import LATEST, Case, read
 from kvlab.reference.conformance.whole_cache import first_calls
 from kvlab.reference.streams import Source
@@ -325,8 +325,7 @@ def _judged(under_test: Implementation, case: Case) -> tuple[str | None, float |
         return str(why), None
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return f"{type(error).__name__}: {error}", None
-    mistake = mistake_in(case, found, under_test.precision)
-    return mistake, margin_in(case, found, under_test.precision) if mistake is None else None
+    return mistake_and_margin(case, found, under_test.precision)
 
 
 def _right_without_slices(under_test: Any, case: Case) -> bool:

@@ -233,7 +233,10 @@ class Event:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the scores decide clearly, or are equal: then the later entry is kept."""
+        """Whether the scores decide clearly, or are equal: then the later entry is kept.
+
+        Scores below what float32 holds are one score there.
+        """
         decision, seen = self.looked.decision, self.looked.seen
         if not self.evicts or self.policy.score.ordinal:
             return True
@@ -242,8 +245,9 @@ class Event:
         np.put_along_axis(kept, decision.keep, True, axis=-1)
         low, high = threshold(decision.scores, decision.candidates, kept)
         clear = CLEAR + CLEAR_PER_LOGIT * logit_size(seen.queries, seen.keys)
-        apart = np.isinf(low) | np.isinf(high) | (low == high)
-        return bool((apart | (low - high > clear * np.maximum(abs(low), abs(high)))).all())
+        size = np.maximum(abs(low), abs(high))
+        apart = (low - high > clear * size) & (size >= np.finfo(np.float32).tiny)
+        return bool((np.isinf(low) | np.isinf(high) | (low == high) | apart).all())
 
 
 def recording(policy: Policy, blocks: Iterable[Block], cache: LayerCache) -> Iterator[Event]:

@@ -10,7 +10,7 @@ from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.conformance import blocks, events, serving, stages, whole_cache
 from kvlab.reference.conformance.operation import DESCRIBED, OPERATIONS, Field, Operation
-from kvlab.reference.conformance.vectors import Case, Expected, difference, margin
+from kvlab.reference.conformance.vectors import Case, Expected, compared
 from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 
@@ -50,36 +50,31 @@ def answer(case: Case) -> Mapping[str, Expected]:
         return operation_of(case.target).compute(**given, **case.parameters, **method)
 
 
-def mistake_in(case: Case, found: Mapping[str, Array], precision: str = "float32") -> str | None:
-    """Return what is wrong with the first wrong output, None if nothing is.
+def mistake_and_margin(
+    case: Case, found: Mapping[str, Array], precision: str = "float32"
+) -> tuple[str | None, float | None]:
+    """Return what is wrong with the first wrong output; if none is, the least margin of all.
 
     Shapes are compared first, then survivors, because numbers follow from them. The operation's
     ``judge`` comes last, because it looks at all outputs together.
     """
-    operation = operation_of(case.target)
+    operation, margins = operation_of(case.target), list[float]()
     for name, expected in case.expected.items():
         if name in found and found[name].shape != expected.value.shape:
-            return f"{name} {difference(expected, found[name])}"
+            return f"{name} {compared(expected, found[name])[0]}", None
         if name not in found and not operation.outputs[name].optional:
-            return f"{name} was not returned"
+            return f"{name} was not returned", None
     for name in sorted(case.expected, key=lambda name: case.expected[name].kind == "numbers"):
         if name in found:
             axes = operation.outputs[name].axes
-            reason = difference(case.expected[name], found[name], precision, axes)
+            reason, margin = compared(case.expected[name], found[name], precision, axes)
             if reason is not None:
-                return f"{name} {reason}"
+                return f"{name} {reason}", None
+            margins += [] if margin is None else [margin]
     reason = None if operation.judge is None else operation.judge(found, case.parameters)
-    return None if reason is None else f"{next(iter(case.expected))} {reason}"
-
-
-def margin_in(case: Case, found: Mapping[str, Array], precision: str = "float32") -> float | None:
-    """Return the least `margin` of all outputs, None if none is compared within a tolerance."""
-    margins = (
-        margin(expected, found[name], precision)
-        for name, expected in case.expected.items()
-        if name in found
-    )
-    return min((each for each in margins if each is not None), default=None)
+    if reason is not None:
+        return f"{next(iter(case.expected))} {reason}", None
+    return None, min(margins, default=None)
 
 
 @lru_cache(maxsize=512)

@@ -189,16 +189,30 @@ def difference(
 
     ``axes`` are names of the output's axes, for messages about marks of positions.
     """
-    value, x, allowed = expected.value, np.asarray(found), None
+    return compared(expected, found, precision, axes)[0]
+
+
+def compared(
+    expected: Expected, found: Any, precision: str = "float32", axes: Sequence[str] = ()
+) -> tuple[str | None, float | None]:
+    """Return what is wrong with an output as `difference` does, and a right output's margin.
+
+    That is the part of the tolerance that is left where it comes closest to its limit: 1 is exact;
+    None if nothing is compared within a tolerance.
+    """
+    value, x = expected.value, np.asarray(found)
+    allowed = left = None
     if x.shape != value.shape:
-        return f"has the shape {x.shape}, expected {value.shape}"
+        return f"has the shape {x.shape}, expected {value.shape}", None
     if expected.kind == "keep":
-        return _keep_difference(expected, x, precision)
+        return _keep_difference(expected, x, precision), None
     if expected.kind == "numbers":
-        allowed = _allowed(expected, precision)
         x, value = x.astype(np.float64), value.astype(np.float64)
+        allowed = _allowed(expected, value, precision)
         with np.errstate(invalid="ignore"):
-            wrong = ~(np.abs(x - value) <= allowed)
+            off = np.abs(x - value)
+            wrong = ~(off <= allowed)
+        left = _least_left(off, allowed, expected.where)
         wrong = np.where(np.isposinf(value), ~(x >= HUGE), wrong)
         wrong = np.where(np.isneginf(value), ~(x <= -HUGE), wrong)
     elif expected.kind == "at_most":
@@ -208,38 +222,30 @@ def difference(
     if expected.where is not None:
         wrong = wrong & expected.where
     if not wrong.any():
-        return None
+        return None, left
     if expected.kind == "at_most":
         first = tuple(int(i) for i in np.argwhere(wrong)[0])
-        return f"is {x[first]:,.0f} at {[*first]}; allowed are 1 to {value[first]:,.0f}"
-    if expected.kind == "exact" and [*axes][-1:] == ["t"]:
-        return _wrong_positions(wrong, x, value, axes)
-    return _located(wrong, x, value, allowed)
+        said = f"is {x[first]:,.0f} at {[*first]}; allowed are 1 to {value[first]:,.0f}"
+    elif expected.kind == "exact" and [*axes][-1:] == ["t"]:
+        said = _wrong_positions(wrong, x, value, axes)
+    else:
+        said = _located(wrong, x, value, allowed)
+    return said, None
 
 
-def margin(expected: Expected, found: Any, precision: str = "float32") -> float | None:
-    """Return the part of the tolerance that is left where an output comes closest to its limit.
-
-    1 is exact, below 0 is wrong; None if nothing is compared within a tolerance.
-    """
-    if expected.kind != "numbers":
-        return None
-    value, allowed = expected.value.astype(np.float64), _allowed(expected, precision)
-    counted = np.isfinite(value) & np.isfinite(allowed) & (allowed > 0)
-    if expected.where is not None:
-        counted &= expected.where
-    if not counted.any():
-        return None
-    off = np.abs(np.asarray(found)[counted] - value[counted]) / allowed[counted]
-    return float(1 - off.max())
+def _least_left(off: np.ndarray, allowed: np.ndarray, where: np.ndarray | None) -> float | None:
+    """Return the least part that is left of tolerances above 0; infinities have none."""
+    counted = np.isfinite(off) & np.isfinite(allowed) & (allowed > 0)
+    if where is not None:
+        counted &= where
+    return float(1 - (off[counted] / allowed[counted]).max()) if counted.any() else None
 
 
-def _allowed(expected: Expected, precision: str) -> np.ndarray:
+def _allowed(expected: Expected, value: np.ndarray, precision: str) -> np.ndarray:
     """Return how far each number may be off."""
     absolute, relative = expected.tolerance[precision]
     slack = 0.0 if expected.slack is None else expected.slack
-    size = np.abs(expected.value.astype(np.float64))
-    return np.broadcast_to(absolute + relative * size + slack, expected.value.shape)
+    return np.broadcast_to(absolute + relative * np.abs(value) + slack, value.shape)
 
 
 def _wrong_positions(

@@ -13,14 +13,14 @@ from kvlab.reference import methods
 from kvlab.reference.conformance import draws, plan, publishing, strategies
 from kvlab.reference.conformance.checker import fuzz
 from kvlab.reference.conformance.implementation import Functions, exact_in_16_bits
-from kvlab.reference.conformance.made import STREAMS, drawn_case, sized_cases
+from kvlab.reference.conformance.made import STREAMS, cases_of_stream, drawn_case, sized_cases
 from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.report import Status
 from kvlab.reference.conformance.serving import STATES
 from kvlab.reference.conformance.targets import STEPS, answer
-from kvlab.reference.method import CommonOptions
+from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.selection import keep_set
-from kvlab.reference.streams import Source
+from kvlab.reference.streams import Source, Stream
 
 quickly = settings(
     max_examples=examples(20),
@@ -182,3 +182,11 @@ def test_fuzzing_finds_what_comes_from_earlier_calls_and_draws_the_same_again():
     (failure,), (same,) = (fuzz("keep_set", always, 1, 40).failures() for _ in range(2))
     np.testing.assert_array_equal(failure.case.inputs["scores"], same.case.inputs["scores"])
     assert failure.smallest is not None and failure.smallest.case.inputs["scores"].size <= 4
+
+
+@pytest.mark.parametrize(("size", "made"), [(30, 1), (300, 0)])
+def test_a_stream_that_is_decided_by_scores_too_small_for_float32_is_no_case(size, made):
+    """Scores of exp(-24) and exp(-27) decide; exp(-240) and exp(-270) are 0 in float32."""
+    keys = np.array([1, 1, 0.1, 0.2, 0, 1]).reshape(1, 6, 1)
+    stream = Stream(np.full((1, 1, 6, 1), size), keys, keys, np.ones(6), 6, (6,))
+    assert len(cases_of_stream(Example("tova", 4), stream, "plain", ["run"])) == made
