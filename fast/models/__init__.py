@@ -6,10 +6,29 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
+from kvlab.reference.checks import check_choice
 from kvlab.reference.models import DIRECTORY, EMBEDDED
+
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+"""``auto`` is what the checkpoint is stored in."""
+
+PARALLEL = (None, "layers")
+"""How a model is spread: not at all, or whole layers over all devices, and over main memory and
+disk where those are full (``device_map="auto"``)."""
+
+
+def check_loading(dtype: str, device: str | None, parallel: str | None) -> None:
+    """Raise ValueError if no model can be loaded so; whether there is the device is not asked."""
+    check_choice(DTYPES, dtype=dtype)
+    check_choice(PARALLEL, parallel=parallel)
+    if parallel is not None and device is not None:
+        raise ValueError(f"device = {device!r} cannot be chosen with parallel = {parallel!r}")
+    if parallel == "layers" and find_spec("accelerate") is None:
+        raise ValueError("parallel = 'layers' needs accelerate: pip install 'kvlab[eval]'")
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,8 @@ def is_fetched(name: str) -> bool:
     return name in fetched_models()
 
 
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
+"""An id, and perhaps a branch, tag or commit."""
 
 HUB_SECONDS = 2.5
 """How long the model hub may take to answer."""
@@ -83,6 +103,8 @@ HUB_SECONDS = 2.5
 
 def model_location(model: str | Path, hub: bool = True) -> str:
     """Return the directory or id that a name stands for: a short name, a directory, or an id.
+
+    An id may name its revision, as in ``owner/name@revision``.
 
     FileNotFoundError if it names a model that can be fetched and was not; or nothing that is on
     this machine, while the hub does not answer, or ``hub`` says that the model is not read from it.
@@ -136,7 +158,8 @@ def stored_directory(name: str) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        repository, _, revision = name.partition("@")
+        found = try_to_load_from_cache(repository, "config.json", revision=revision or None)
     except ValueError:  # no id can look like this
         return None
     return str(Path(found).parent) if isinstance(found, str) else None

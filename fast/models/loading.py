@@ -15,15 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from kvlab.fast.models import hub_answers, model_location, stored_directory
-from kvlab.reference.checks import check_choice
-
-DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-"""``auto`` is what the checkpoint is stored in."""
-
-PARALLEL = (None, "layers")
-"""How a model is spread: not at all, or whole layers over all devices, and over main memory and
-disk where those are full (``device_map="auto"``)."""
+from kvlab.fast.models import check_loading, hub_answers, model_location, stored_directory
 
 
 def load(
@@ -35,22 +27,19 @@ def load(
     """Load a decoder for inference, from safetensors alone and without running its own code.
 
     ``model`` is a short name, a Hugging Face directory, or an id on the hub; ``device`` None is the
-    first GPU, if there is one, else the CPU. FileNotFoundError if the model or a file of it is not
-    there, ValueError if the checkpoint is broken or cannot be loaded as asked.
+    first GPU, if there is one, else the CPU. With accelerate, weights are read to the device
+    without a copy in main memory. FileNotFoundError if the model or a file of it is not there,
+    ValueError if the checkpoint is broken or cannot be loaded as asked.
     """
-    check_choice(DTYPES, dtype=dtype)
-    check_choice(PARALLEL, parallel=parallel)
-    if parallel is not None and device is not None:
-        raise ValueError(f"device = {device!r} cannot be chosen with parallel = {parallel!r}")
-    if parallel == "layers" and find_spec("accelerate") is None:
-        raise ValueError("parallel = 'layers' needs accelerate: pip install 'kvlab[eval]'")
-    place = _device(device) if parallel is None else None
+    check_loading(dtype, device, parallel)
+    place = find_device(device)
+    at = {"": place} if parallel is None else "auto"
     model, local = _find(model)
     with quietly(local):
-        network = _load_network(model, dtype, local, parallel)
+        network = _load_network(model, dtype, local, at if find_spec("accelerate") else None)
         tokenizer = _attempt(model, local, AutoTokenizer, trust_remote_code=False)
     network.eval()
-    return network if place is None else network.to(place), tokenizer
+    return network if parallel else network.to(place), tokenizer
 
 
 def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -93,7 +82,8 @@ def _load_light(model: str | Path, loader: Any) -> Any:
         return _attempt(model, local, loader, trust_remote_code=False)
 
 
-def _device(name: str | None) -> torch.device:
+def find_device(name: str | None) -> torch.device:
+    """Return a device, or the first GPU, if there is one, else the CPU; ValueError if it is not."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -122,7 +112,7 @@ def _find(model: str | Path) -> tuple[str, bool]:
     return place, True
 
 
-def _load_network(model: str, dtype: str, local: bool, parallel: str | None) -> Any:
+def _load_network(model: str, dtype: str, local: bool, device_map: Any) -> Any:
     """Load the weights; missing or unfitting ones are errors, while transformers draws new ones."""
     network, report = _attempt(
         model,
@@ -133,7 +123,7 @@ def _load_network(model: str, dtype: str, local: bool, parallel: str | None) -> 
         trust_remote_code=False,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
-        **({} if parallel is None else {"device_map": "auto"}),
+        device_map=device_map,
     )
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"tensor {missing[0]!r} is missing in {model}")
@@ -147,8 +137,10 @@ def _load_network(model: str, dtype: str, local: bool, parallel: str | None) -> 
 
 def _attempt(model: str, local: bool, loader: Any, **options: Any) -> Any:
     """Call ``loader.from_pretrained`` and turn what it raises into one line."""
+    name, _, revision = (model, "", "") if local else model.partition("@")
     try:
-        return loader.from_pretrained(model, local_files_only=local, **options)
+        at = {"revision": revision} if revision else {}
+        return loader.from_pretrained(name, local_files_only=local, **at, **options)
     except (OSError, ValueError, TypeError, RuntimeError, KeyError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise ValueError(f"{model} needs code of its own, which is never run") from None

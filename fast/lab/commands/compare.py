@@ -14,17 +14,19 @@ from kvlab.fast.lab.commands.options import (
     PROCESSORS,
     Budgets,
     Controls,
+    Device,
+    Dtype,
     Json,
     Model,
+    Parallel,
     Problems,
     Seed,
-    Workers,
     check_output,
     read_budgets,
     read_methods,
     say_notes,
 )
-from kvlab.fast.lab.evaluate.backends import default_backend
+from kvlab.fast.lab.evaluate.backends import default_backend, devices_of
 from kvlab.fast.lab.evaluate.controls import explained, gains_table, seen
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import find_task
@@ -81,7 +83,13 @@ def compare(
     controls: Controls = True,
     problems: Problems = 16,
     seed: Seed = 0,
-    workers: Workers = PROCESSORS,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    parallel: Parallel = None,
+    workers: Annotated[
+        int | None,
+        Option(min=1, help="Processes; default: one for each GPU, or for each core without any."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare methods on an embedded model: accuracy, error, memory, time.
@@ -105,6 +113,9 @@ def compare(
         backend=backend,
         to_first_error=find_task(task).one_answer,
         controls=controls,
+        dtype=dtype,
+        device=device,
+        parallel=parallel,
     )
     say_notes(sweep.methods)
     if named := [each for each in sweep.methods if each != ORACLE]:
@@ -115,7 +126,7 @@ def compare(
     columns = comparing.columns_of(sweep)
     with reporting(transient=True) as told, printing_rows(columns, wanted=not json) as tell:
         started = time.perf_counter()
-        found = comparing.compare(sweep, workers, told, tell)
+        found = comparing.compare(sweep, workers or _workers(sweep), told, tell)
         seconds = time.perf_counter() - started
     summary, plan, written = found.summary, found.plan, ""
     if report is not None:
@@ -129,6 +140,14 @@ def compare(
     data = {"settings": asdict(plan.sweep), **summary.plain()}
     data |= {"seconds": seconds, "provenance": plan.provenance}
     finish(data, summary.points, json, CAPTION, written)
+
+
+def _workers(sweep: Sweep) -> int:
+    """Return a process for each GPU or core; none for a model that is spread over all GPUs."""
+    if sweep.backend == "reference":
+        return PROCESSORS
+    devices = devices_of(sweep.device)
+    return PROCESSORS if devices[0].type == "cpu" else 0 if sweep.parallel else len(devices)
 
 
 def task_of(model: str) -> str:

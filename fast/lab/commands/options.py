@@ -54,7 +54,11 @@ Model = Annotated[
     str | None, Option(help="Short name (kvlab models list), directory, or id on the hub.")
 ]
 Device = Annotated[
-    str | None, Option(help="Device, as PyTorch names it; default: a GPU if there is one.")
+    str | None,
+    Option(
+        help="Device, as PyTorch names it; default: a GPU if there is one. compare, needle and "
+        "perplexity share out several, which commas separate, to processes."
+    ),
 ]
 Dtype = Annotated[str, Option(help="auto, float64, float32, bfloat16 or float16.")]
 Parallel = Annotated[str | None, Option(help="layers: over all devices.")]

@@ -1,7 +1,7 @@
 """``kvlab sweep`` and ``kvlab report``: many comparisons that survive being killed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
@@ -18,6 +18,9 @@ from kvlab.fast.lab.terminal import (
     working,
 )
 from kvlab.reference.methods import UnknownMethodError
+
+if TYPE_CHECKING:
+    from kvlab.fast.lab.sweep.plan import Sweep
 
 
 def sweep(
@@ -37,7 +40,10 @@ def sweep(
     ] = "local",
     workers: Annotated[
         int | None,
-        Option(help="Processes; default: local works in this one, ray takes as many as fit."),
+        Option(
+            help="Processes; default: local works in this one, or in one for each device that the "
+            "file names; ray takes as many as fit."
+        ),
     ] = None,
     gpus: Annotated[
         float | None,
@@ -63,7 +69,7 @@ def sweep(
         raise ValueError(f"{error}{running.where_from(directory)}") from None
     if methods is not None:
         wanted = only(wanted, read_methods(methods))
-    chosen = running.choose_engine(engine, workers, gpus)
+    chosen = running.choose_engine(engine, _workers(wanted, engine, workers), gpus)
     if not dry_run:
         check_output("out", directory / running.PLAN)
     say_notes(wanted.methods)
@@ -71,7 +77,7 @@ def sweep(
     if engine == "ray" and wanted.backend == "fast":
         from kvlab.fast.lab.sweep.cluster import device_of_workers
 
-        device = device_of_workers(gpus)
+        device = device_of_workers(gpus, wanted.device)
     plan = make_plan(wanted, device)
     plan.check_methods()
     if dry_run:
@@ -96,6 +102,16 @@ def sweep(
     if ran.failures:
         raise Exit(1)
     _say({"jobs": ran.total, "done now": ran.done, "directory": str(directory)}, json)
+
+
+def _workers(wanted: "Sweep", engine: str, asked: int | None) -> int | None:
+    """Return how many processes take the devices that a sweep names."""
+    if engine != "local" and wanted.workers:
+        raise ValueError(f"device = {wanted.device} must be one: Ray shares out the devices")
+    workers = wanted.workers or None if asked is None else asked
+    if wanted.parallel and workers is not None:
+        raise ValueError(f"workers = {workers} cannot be given: parallel takes all devices")
+    return workers
 
 
 def _say(facts: dict[str, int | str], as_json: bool) -> None:

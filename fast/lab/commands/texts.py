@@ -142,9 +142,11 @@ def perplexity(
         block_size=block_size,
         pairs=_pairs(pairs, specs),
         controls=controls,
+        dtype=dtype,
+        device=device,
+        parallel=parallel,
     )
-    loading = {"dtype": dtype, "device": device, "parallel": parallel}
-    (found,), settings = _run(sweep, COLUMNS, json, loading)
+    (found,), settings = _run(sweep, COLUMNS, json)
     if not json:
         size = "1 token" if feed == "steps" else f"{settings['block_size']} tokens"
         print_caption(f"rated in blocks of {size} · {CAPTION}")
@@ -205,11 +207,13 @@ def needle(
         block_size=block_size,
         pairs=_pairs(pairs, specs),
         controls=controls,
+        dtype=dtype,
+        device=device,
+        parallel=parallel,
     )
-    loading = {"dtype": dtype, "device": device, "parallel": parallel}
     asked = "length" if own is None else "variables"
     length = Column(asked, lambda point: re.split("[=,]", point.task)[1], width=10)
-    found, settings = _run(sweep, (*WHERE, length, FOUND, AFTER_EVICTION), json, loading)
+    found, settings = _run(sweep, (*WHERE, length, FOUND, AFTER_EVICTION), json)
     rows = joined(pooled(found))
     if not json:
         named = [row for row in rows if row.method in sweep.methods]
@@ -276,14 +280,14 @@ def _pairs(text: str, specs: Sequence[str]) -> Any:
 
 
 def _run(
-    sweep: Sweep, columns: Sequence[Column], as_json: bool, loading: dict[str, str | None]
+    sweep: Sweep, columns: Sequence[Column], as_json: bool
 ) -> tuple[list[TaskSummary], dict[str, Any]]:
     """Run a sweep in memory and print what it finds; return it, and what was asked."""
     check_points(sweep.methods, sweep.budgets)
     title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
     rows = printing_rows(columns, title, not as_json)
     with reporting(transient=True) as report, rows as tell:
-        results = run_in_memory(sweep, 0, report, tell, **loading)
+        results = run_in_memory(sweep, 0, report, tell)
     found = summarise(results)
     check_any([point for each in found for point in each.points])
     return found, asdict(replace(sweep, block_size=next(results.plan.jobs()).block_size))

@@ -41,10 +41,10 @@ def default_backend() -> str:
     return "fast" if find_spec("torch") and find_spec("transformers") else "reference"
 
 
-def load_backend(name: str, model: str | Path, **how: str | None) -> "Backend":
+def load_backend(name: str, model: str | Path, *how: str | None) -> "Backend":
     """Load a model; ``how`` goes to `kvlab.fast.models.loading.load`, where the backend is fast."""
     check_choice(NAMES, backend=name)
-    return FastBackend(model, **how) if name == "fast" else ReferenceBackend(model)
+    return FastBackend(model, *how) if name == "fast" else ReferenceBackend(model)
 
 
 def versions_of(backend: str) -> str:
@@ -53,13 +53,28 @@ def versions_of(backend: str) -> str:
     return ", ".join(f"{each} {version(each).partition('+')[0]}" for each in names)
 
 
-def device_here(backend: str) -> str:
-    """Return what computes on this machine: ``cpu``, or the name of the first GPU."""
-    if backend == "reference":
-        return "cpu"
+def devices_of(asked: str | None) -> list[Any]:
+    """Return the devices that commas separate, or all GPUs, or the CPU, for workers to share.
+
+    ValueError if one is not there, or they are of several kinds.
+    """
     import torch
 
-    return device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    from kvlab.fast.models.loading import find_device
+
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    found = [find_device(each) for each in (asked.split(",") if asked else gpus or ["cpu"])]
+    if len(kinds := {device_name(each) for each in found}) > 1:
+        raise ValueError(
+            f"device = {asked or 'all GPUs'} must be of one kind, because results of different "
+            f"devices do not mix, got {', '.join(sorted(kinds))}"
+        )
+    return found
+
+
+def device_here(backend: str, asked: str | None = None) -> str:
+    """Return what computes on this machine: ``cpu``, or the name of the GPUs."""
+    return "cpu" if backend == "reference" else device_name(devices_of(asked)[0])
 
 
 def device_name(device: Any) -> str:
@@ -69,10 +84,12 @@ def device_name(device: Any) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def dtype_of(model: str | Path, backend: str) -> str:
+def dtype_of(model: str | Path, backend: str, asked: str = "auto") -> str:
     """Return the number format in which a backend loads a model, without loading it."""
     if backend == "reference":
         return "float64"
+    if asked != "auto":
+        return asked
     from kvlab.fast.models.loading import load_configuration
 
     dtype = load_configuration(model).dtype
@@ -84,11 +101,11 @@ WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "a
 
 
 def fingerprint(location: str) -> str:
-    """Hash model and tokenizer in a directory; return an id on the hub with its last revision."""
+    """Hash model and tokenizer in a directory; return an id on the hub with its commit."""
     directory = Path(location)
     if not directory.is_dir():
         stored = stored_directory(location)
-        return f"{location}@{Path(stored).name}" if stored else location
+        return f"{location.partition('@')[0]}@{Path(stored).name}" if stored else location
     total = hashlib.sha256()
     for path in sorted(directory.iterdir()):
         if path.name.startswith(WHAT_MATTERS) or path.suffix == ".safetensors":
@@ -214,12 +231,13 @@ class ReferenceBackend(Backend):
 class FastBackend(Backend):
     """`kvlab.fast`: many problems in one left-padded batch, on a GPU if there is one."""
 
-    def __init__(self, model: str | Path, **how: Any) -> None:
+    def __init__(self, model: str | Path, *how: Any) -> None:
         from kvlab.fast.models.loading import load
 
-        network, self.tokenizer = load(model, **({"dtype": "auto"} | how))
+        network, self.tokenizer = load(model, *how)
         self.model: Any = network
-        devices = dict.fromkeys(each.device for each in network.parameters())
+        placed = (each.device for each in network.parameters())
+        devices = dict.fromkeys(each for each in placed if each.type != "meta")  # fetched when used
         self.device = ", ".join(dict.fromkeys(map(device_name, devices)))
         self.dtype = str(network.dtype).removeprefix("torch.")
         self.encode = lambda text: self.tokenizer(text)["input_ids"]

@@ -75,14 +75,15 @@ def on_cluster(
                 ray.cancel(reference, force=True)
 
 
-def device_of_workers(gpus: float | None) -> str | None:
+def device_of_workers(gpus: float | None, device: str | None = None) -> str | None:
     """Return what computes on the cluster; None without an address, as it is this machine then."""
     if not os.environ.get(ADDRESS):
         return None
     with connected():
         options: Any = {"num_cpus": 1, "num_gpus": gpus_per_worker(gpus)}
+        task: Any = ray.remote(**options)(device_here)
         try:
-            return ray.get(ray.remote(**options)(device_here).remote("fast"))
+            return ray.get(task.remote("fast", device))
         except RayError as error:
             raise ConnectionError(f"the cluster cannot run kvlab: {_one_line(error)}") from None
 

@@ -24,12 +24,12 @@ from kvlab.fast.lab.sweep.jobs import (
     failed_results,
     in_processes,
     in_this_process,
+    place_of,
 )
 from kvlab.fast.lab.sweep.plan import Job, Plan, Sweep, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, against_full, point_of
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
-from kvlab.fast.models import model_location
 
 Tell = Callable[[Point], None]
 
@@ -78,22 +78,23 @@ def run_in_memory(
     workers: int = 0,
     report: Report | None = None,
     tell: Tell | None = None,
-    **loading: str | None,
 ) -> Results:
     """Do all jobs of a sweep, point by point, and keep what they find.
 
-    ``workers`` are processes of one thread, 0 computes in this process. ``tell`` is called with
-    each point as soon as it is complete, task by task, but not with controls that were added.
-    ``loading``, without workers, goes to `load_backend`.
+    ``workers`` are processes of one thread; 0 computes in this process, or in as many as the sweep
+    names devices, if these are several. ``tell`` is called with each point as soon as it is
+    complete, task by task, but not with controls that were added.
     """
+    workers = workers or sweep.workers
     plan = make_plan(sweep)
     if ORACLE not in sweep.methods:
         places = plan.parts()
         check_any([built(*at) for model, part in places for at in plan.points(model, part.task)])
-    backend = None
+    backend, last = None, {job.model: job for job in plan.jobs()}
     for model in reversed(plan.fingerprints):  # so that errors come before processes are started
-        place = model_location(model, hub=sweep.backend == "fast")
-        backend = load_backend(sweep.backend, place, **loading)
+        if workers and plan.device != "cpu":
+            break  # what this process had loaded would take a worker's place on the GPU
+        backend = load_backend(*place_of(last[model]))
         dtypes = {**plan.dtypes, model: backend.dtype}
         plan = replace(plan, device=backend.device, dtypes=dtypes)
     engine = partial(in_this_process, backend=backend)
@@ -106,7 +107,7 @@ def run_in_memory(
         jobs.sort(key=lambda job: order[job.point])
     found: dict[tuple, list[Result]] = defaultdict(list)
     first: dict[tuple[str, str], Point] = {}
-    with kept_steps("jobs", jobs=[job.id for job in jobs], **loading) as steps:
+    with kept_steps("jobs", jobs=[job.id for job in jobs]) as steps:
         for done, (job, made) in enumerate(_do(jobs, engine, steps), start=1):
             own = found[job.point]
             own += made

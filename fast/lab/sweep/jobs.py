@@ -24,6 +24,7 @@ from kvlab.fast.lab.evaluate.backends import (
     Backend,
     FastBackend,
     Request,
+    devices_of,
     fingerprint,
     load_backend,
 )
@@ -312,17 +313,30 @@ def _once(kind: str, key: Any, make: Callable[[], Any]) -> Any:
     return _kept[kind][1]
 
 
-def _place(job: Job) -> tuple[str, str]:
-    return job.backend, model_location(job.model, hub=job.backend == "fast")
+_number = 0
+"""Of this process among the workers of one machine, which take its devices in turn."""
+
+
+def place_of(job: Job) -> tuple[Any, ...]:
+    """Return backend and model, and how this process loads it: what `load_backend` takes."""
+    location, (dtype, device, parallel) = _location(job), job.loading
+    if job.backend == "fast" and parallel is None:
+        devices = devices_of(device)
+        device = str(devices[_number % len(devices)])
+    return job.backend, location, dtype, device, parallel
+
+
+def _location(job: Job) -> str:
+    return model_location(job.model, hub=job.backend == "fast")
 
 
 def _backend(job: Job) -> Backend:
-    return _once("model", _place(job), lambda: _planned(job, load_backend(*_place(job))))
+    return _once("model", place_of(job), lambda: _planned(job, load_backend(*place_of(job))))
 
 
 def _planned(job: Job, backend: Backend) -> Backend:
     """Return a backend; ValueError if it is not what the job was planned for."""
-    _, location = _place(job)
+    location = _location(job)
     dtype = backend.dtype if job.dtype == AS_STORED else job.dtype
     mark = job.fingerprint if Path(location).is_dir() else fingerprint(location)
     for what, planned, found in (
@@ -387,17 +401,24 @@ def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iter
     """Do one job after the other, see `Engine`; ``backend`` is the first job's, already loaded."""
     try:
         if backend is not None:
-            _kept["model"] = _place(jobs[0]), backend
+            _kept["model"] = place_of(jobs[0]), backend
         for job in jobs:
             yield job, attempt(job)
     finally:
         _kept.clear()
 
 
+def _count_off(started: Any) -> None:
+    global _number
+    with started.get_lock():
+        _number, started.value = started.value, started.value + 1
+
+
 def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
-    """Do jobs in processes of one thread, each with a model of its own; see `Engine`."""
+    """Do jobs in processes of one thread, each with a model and device of its own; see `Engine`."""
     context = get_context("spawn")
-    with threads_of_processes(1), process_pool(workers, mp_context=context) as submit:
+    options: Any = {"initializer": _count_off, "initargs": (context.Value("i"),)}
+    with threads_of_processes(1), process_pool(workers, mp_context=context, **options) as submit:
         futures = {submit(attempt, job): job for job in jobs}
         for future in as_completed(futures):
             try:

@@ -20,7 +20,7 @@ from kvlab.fast.lab.evaluate.controls import controls_of
 from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, built
-from kvlab.fast.models import model_location
+from kvlab.fast.models import check_loading, model_location
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import takes_budget
@@ -31,6 +31,9 @@ MODEL, TASK = next(iter(EMBEDDED.items()))
 
 FORMAT = 1
 """Version of the results of a job; with a new number all old results count as missing."""
+
+AS_IT_COMES = ("auto", None, None)
+"""How a model is loaded where a sweep does not say: its own number format, on one device."""
 
 BETWEEN_BATCHES = 1009
 """Step of a method's seed from one problem to the next: more than a sweep has seeds."""
@@ -105,7 +108,8 @@ class Sweep:
     problems: int
     """Problems per task and seed."""
     models: tuple[str, ...] = (MODEL,)
-    """Short names of embedded models, directories, or (fast backend) ids on the hub."""
+    """Short names of embedded models, directories, or (fast backend) ids on the hub, perhaps with a
+    revision: ``owner/name@revision``."""
     tasks: tuple[str | dict, ...] = (TASK,)
     """Registry syntax; or a table with ``task``, its options, and keys of `Part` for this task."""
     seeds: tuple[int, ...] = (0,)
@@ -115,6 +119,11 @@ class Sweep:
     measured: int = 0
     """The first problems of every seed on which error, divergence and memory are measured."""
     backend: str = "fast"
+    dtype: str = "auto"
+    """As `kvlab.fast.models.loading.load` has it; the fast backend takes this and the next two."""
+    device: str | None = None
+    """Several, which commas separate, are shared out to workers; None: all GPUs, or the CPU."""
+    parallel: str | None = None
     to_first_error: bool = False
     """Whether an answer ends at its first wrong token; the final answer is then not known."""
     block_size: int | None = None
@@ -131,6 +140,9 @@ class Sweep:
     def __post_init__(self) -> None:
         self._check_lists()
         check_choice(backends.NAMES, backend=self.backend)
+        check_loading(*self.loading)
+        if self.backend != "fast" and self.loading != AS_IT_COMES:
+            raise ValueError(f"dtype, device, parallel = {self.loading} need backend 'fast'")
         for part in self.parts:
             self._check_part(part)
         asked = [(part.task, model) for part in self.parts for model in part.models]
@@ -142,6 +154,17 @@ class Sweep:
     def parts(self) -> tuple[Part, ...]:
         """The tasks, completed."""
         return tuple(_part(asked, self) for asked in self.tasks)
+
+    @property
+    def loading(self) -> tuple[str, str | None, str | None]:
+        """Number format, devices, and how a model is spread."""
+        return self.dtype, self.device, self.parallel
+
+    @property
+    def workers(self) -> int:
+        """One for each device, if several are named; else 0: the process itself."""
+        named = (self.device or "").count(",")
+        return named + 1 if named else 0
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
@@ -295,14 +318,16 @@ class Job:
     dtype: str = ""
     versions: str = ""
     """This and what stands above, from ``kvlab`` on, as in `Plan`."""
+    loading: tuple[str, str | None, str | None] = AS_IT_COMES
+    """As in `Sweep`; results depend on what was found: ``device`` and ``dtype``."""
 
     @cached_property
     def id(self) -> str:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
-        del content["model"]
+        del content["model"], content["loading"]
         for each in fields(self):  # so that results from before a field keep their names
-            if each.default is not MISSING and not content[each.name]:
+            if each.default is not MISSING and not content.get(each.name, True):
                 del content[each.name]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -391,6 +416,7 @@ class Plan:
                     device=self.device,
                     dtype=self.dtypes.get(model, ""),
                     versions=self.versions,
+                    loading=self.sweep.loading,
                 )
 
     def parts(self) -> Iterator[tuple[str, Part]]:
@@ -423,7 +449,7 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
         {},
         version("kvlab"),
         outside=methods.discover() if any(map(_from_outside, sweep.methods)) else "",
-        device=device or backends.device_here(sweep.backend),
+        device=device or backends.device_here(sweep.backend, sweep.device),
         versions=backends.versions_of(sweep.backend),
     )
     for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
@@ -432,7 +458,7 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
             backends.load_encoder(location, sweep.backend),
             backends.fingerprint(location),
         )
-        plan.dtypes[model] = backends.dtype_of(location, sweep.backend)
+        plan.dtypes[model] = backends.dtype_of(location, sweep.backend, sweep.dtype)
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
         plan.fingerprints[model], plan.lengths[model], plan.entries[model] = mark, {}, {}

@@ -159,8 +159,11 @@ def test_what_is_stored_of_the_hub_is_loaded_without_it(hub, monkeypatch, tmp_pa
     (place / "refs" / "main").write_text("1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert models.model_location("owner/name") == "owner/name"
-    model, _ = loading.load("owner/name", device="cpu")
-    assert model.config.num_hidden_layers == 4
+    for name in ("owner/name", "owner/name@main", "owner/name@1"):
+        model, _ = loading.load(name, device="cpu")
+        assert model.config.num_hidden_layers == 4
+    with pytest.raises(FileNotFoundError, match="model = owner/name@2 does not exist"):
+        loading.load("owner/name@2")
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c", "a b", "../up"])

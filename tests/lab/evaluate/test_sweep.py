@@ -121,7 +121,7 @@ def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeyp
     packages = f"torch {version('torch').partition('+')[0]}, transformers {version('transformers')}"
     assert (plan.device, plan.dtypes, plan.versions) == (here, {"jumps": "float32"}, packages)
     assert run_sweep(plan, tmp_path, in_this_process).done == 1
-    monkeypatch.setattr(backends, "device_here", lambda backend: "NVIDIA H100")
+    monkeypatch.setattr(backends, "device_here", lambda *asked: "NVIDIA H100")
     for changed, message in (
         (make_plan(sweep), f"device of jumps is {here} here, and the plan's NVIDIA H100"),
         (replace(plan, dtypes={"jumps": "float16"}), "number format of jumps is float32 here, and"),
@@ -136,10 +136,34 @@ def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeyp
             assert ran.done == (changed is not plan)
 
 
+def test_workers_share_the_devices_of_a_sweep_and_load_its_format_once(tmp_path, monkeypatch):
+    wanted = {"methods": ["h2o"], "budgets": [40], "problems": 2, "batch": 1, "models": ["jumps"]}
+    wanted["tasks"] = ["jumps@fewest=3,most=4"]
+    usual, on_one, fine = (
+        make_plan(make_sweep(wanted | more))
+        for more in ({}, {"device": "cpu"}, {"dtype": "float64", "device": "cpu,cpu:0"})
+    )
+    ids = [[job.id for job in plan.jobs()] for plan in (usual, on_one, fine)]
+    assert ids[0] == ids[1] and not {*ids[0]} & {*ids[2]}
+    assert (fine.device, fine.dtypes, fine.sweep.workers) == ("cpu", {"jumps": "float64"}, 2)
+    loaded, places = [], []
+    for number in range(3):
+        monkeypatch.setattr(doing, "_number", number)
+        places.append(doing.place_of(next(fine.jobs()))[2:])
+    assert places == [("float64", device, None) for device in ("cpu", "cpu:0", "cpu")]
+    monkeypatch.setattr(
+        doing, "load_backend", lambda *how: loaded.append(how[2:]) or backends.load_backend(*how)
+    )
+    for name, engine in (("one", in_this_process), ("two", choose_engine("local", workers=2))):
+        assert run_sweep(fine, tmp_path / name, engine).done == 2
+    assert loaded == places[:1]
+    assert results(tmp_path / "one") == results(tmp_path / "two")
+
+
 def test_a_model_of_the_hub_is_one_revision_of_it(monkeypatch):
     at = "kvlab.fast.lab.evaluate.backends.stored_directory"
-    monkeypatch.setattr(at, {"some/model": "/hub/snapshots/0123abc"}.get)
-    assert fingerprint("some/model") == "some/model@0123abc"
+    monkeypatch.setattr(at, lambda name: "/hub/snapshots/0123abc" if "some" in name else None)
+    assert fingerprint("some/model") == fingerprint("some/model@main") == "some/model@0123abc"
     assert fingerprint("other/model") == "other/model"
 
 
