@@ -216,8 +216,9 @@ class LayerCache:
         if self.quantises:
             if self.mixed is None:
                 self.mixed = (Storage(keys), Storage(values))
+            used = clock.once("used", lambda: clock.positions >= 0)
             for storage, vectors in zip(self.mixed, (keys, values), strict=True):
-                storage.append(vectors, clock.positions >= 0, clock.present)
+                storage.append(vectors, used, clock.present)
         else:
             columns = {"keys": keys, "values": values}
         columns["positions"] = clock.positions[:, None].expand(N, G, m)
@@ -255,7 +256,7 @@ class LayerCache:
             return
         if self.mixed is not None:
             for storage in self.mixed:
-                storage.take(keep.slots, keep.in_use)
+                storage.take(keep.slots, keep.counts)
         whole = not self.ragged and min(counts) == max(counts)
         self.columns.take(keep.slots, ascending=self.ordered and whole)
         if any(count != width for count in counts):

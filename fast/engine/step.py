@@ -260,7 +260,9 @@ def _every_slot(seen: Observation) -> Int[Tensor, "N G kept"]:
     """Return the slots of all entries in ascending position."""
     cache, positions = seen.cache, seen.positions
     if cache.ordered and not cache.ragged:
-        return torch.arange(len(cache), device=positions.device).expand_as(positions)
+        width, device = len(cache), positions.device
+        places = seen.clock.once(("slots", width), lambda: torch.arange(width, device=device))
+        return places.expand_as(positions)
     return positions.argsort(dim=-1)[:, :, len(cache) - max(cache.counts) :]
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from kvlab.fast.engine.twins import Twin
 from kvlab.fast.kernels.codes import Coded, Parts, Scale
 from kvlab.fast.kernels.common import to_device
+from kvlab.fast.kernels.keep import last_in_use
 from kvlab.fast.kernels.quantise import quantise, take
-from kvlab.fast.kernels.vector_tables import VectorTable, in_slots, partners_of
+from kvlab.fast.kernels.vector_tables import VectorTable, in_slots, partners_of, ranges_of
 from kvlab.reference import codes as reference
 from kvlab.reference.quantization import FULL_BITS
 
@@ -53,8 +54,7 @@ class Storage:
     """
 
     def __init__(self, like: Float[Tensor, "N G m d"]) -> None:
-        nowhere = torch.empty((*like.shape[:2], 0), dtype=torch.int64, device=like.device)
-        self.tables = [VectorTable(nowhere, like[:, :, :0], counts=(0,) * len(like))]
+        self.tables = [VectorTable(range(0), like[:, :, :0], counts=(0,) * len(like))]
         """The first holds what is at full precision."""
         self.balance: Float[Tensor, "N G d"] | None = None
         self.scale: Scale | None = None
@@ -71,11 +71,12 @@ class Storage:
     def overhead_bytes(self) -> int:
         """Bytes of scales, zero points, norms, balance factors and slot numbers."""
         factors = sum(each.nbytes for each in (self.balance, self.scale) if each is not None)
-        return factors + sum(t.overhead_bytes + t.slots.nbytes for t in self.tables)
+        slots = sum(each.slots.nbytes for each in self.tables if isinstance(each.slots, Tensor))
+        return factors + slots + sum(table.overhead_bytes for table in self.tables)
 
     def bits(self) -> Int[Tensor, "N G n"]:
         """Bits per element of each slot, without scales and zero points."""
-        bits = [torch.full_like(table.slots, table.bits) for table in self.tables]
+        bits = [torch.full_like(table.slots_of_heads, table.bits) for table in self.tables]
         return in_slots(self.tables, bits, self.count, FULL_BITS)
 
     def read(self, dtype: torch.dtype) -> Float[Tensor, "N G n d"]:
@@ -99,16 +100,31 @@ class Storage:
         counts: tuple[int, ...],
     ) -> None:
         """Add slots at full precision; ``used`` are those with a token, ``counts`` how many."""
-        N, G, m, _ = vectors.shape
-        slots = torch.arange(self.count, self.count + m, device=vectors.device)
-        slots = torch.where(used[:, None], slots, EMPTY).expand(N, G, m)
-        self._add(VectorTable(slots, vectors, counts=counts))
+        m = vectors.shape[2]
+        new = VectorTable(range(self.count, self.count + m), vectors, counts=counts)
+        if min(counts) < m:
+            new = replace(new, slots=torch.where(used[:, None], new.slots_of_heads, EMPTY))
+        self._add(new)
         self.count += m
 
-    def take(self, keep: Int[Tensor, "N G kept"], valid: Bool[Tensor, "N G kept"]) -> None:
-        """Keep only these slots; the others are freed. Waits for the device."""
-        kept = keep.shape[2]
+    def take(self, keep: Int[Tensor, "N G kept"], counts: Sequence[int]) -> None:
+        """Keep only these slots; the others are freed.
+
+        ``counts`` are slots in use, at the end, of each sequence. Waits for the device, unless all
+        entries are in one table in the order of their slots.
+        """
+        kept, counts = keep.shape[2], tuple(counts)
         N, G = keep.shape[:2]
+        ranges = ranges_of(self.tables)
+        if ranges and max(map(len, ranges)) == self.count and min(counts) == kept:
+            self.tables = [
+                replace(table.take(keep, counts), slots=range(kept)) if table.rows else table
+                for table in self.tables
+            ]
+            self.count = kept
+            self.changes += 1
+            return
+        valid = last_in_use(kept, counts, keep.device)
         renamed = torch.full((N, G, self.count + 1), EMPTY, device=keep.device)
         places = torch.arange(kept, device=keep.device).expand_as(keep)
         renamed.scatter_(2, keep, torch.where(valid, places, EMPTY))
@@ -129,7 +145,8 @@ class Storage:
         if full.rows == 0:
             return
         vectors = self._full_precision.double()
-        vectors = vectors.masked_fill((full.slots < 0)[..., None], 0.0)
+        if isinstance(full.slots, Tensor):
+            vectors = vectors.masked_fill((full.slots < 0)[..., None], 0.0)
         if any(first) and (scale := code.scale(vectors)) is not None:
             now = to_device([int(each) for each in first], vectors.device)[:, None, None, None]
             self.scale = scale if self.scale is None else torch.where(now > 0, scale, self.scale)
@@ -138,8 +155,8 @@ class Storage:
         rows = replace(full, vectors=Coded(code, code.encode(vectors), self.dimension))
         self.tables[0] = replace(
             full,
-            slots=full.slots[:, :, :0].clone(),  # a view would keep the vectors in memory
-            vectors=self._full_precision[:, :, :0].clone(),
+            slots=range(0),
+            vectors=self._full_precision[:, :, :0].clone(),  # a view would keep them in memory
             counts=tuple(0 for _ in full.counts),
         )
         self._add(_compressed(rows, full.counts))
@@ -147,17 +164,18 @@ class Storage:
 
     def quantize_tokens(
         self,
-        slots: Int[Tensor, "N G chosen"],
+        slots: Int[Tensor, "N G chosen"] | range,
         bits: int,
         group: int,
         counts: tuple[int, ...] | None = None,
     ) -> None:
         """Store entries in groups of ``group`` channels of one token.
 
-        ``slots`` are `EMPTY` where a sequence has fewer. ``counts`` are entries per head of each
-        sequence, if all are at full precision; without it the host has to wait for the device.
+        ``slots`` are `EMPTY` where a sequence has fewer; a range is that of the first rows at full
+        precision, of every head. ``counts`` are entries per head of each sequence, if all are at
+        full precision; without it the host has to wait for the device.
         """
-        if slots.shape[2] == 0:
+        if _number(slots) == 0:
             return
         vectors = self._balanced(slots, all_wide=counts is not None)
         used = _used(slots) if counts is None else counts
@@ -166,13 +184,13 @@ class Storage:
 
     def quantize_channels(
         self,
-        slots: Int[Tensor, "N G chosen"],
+        slots: Int[Tensor, "N G chosen"] | range,
         bits: int,
         group: int,
         counts: tuple[int, ...],
     ) -> None:
         """Store entries at full precision in blocks of ``group`` consecutive slots of a channel."""
-        if slots.shape[2] == 0:
+        if _number(slots) == 0:
             return
         blocks = self._balanced(slots, all_wide=True).unflatten(2, (-1, group)).transpose(-1, -2)
         codes = quantise(blocks, bits, group)
@@ -204,39 +222,45 @@ class Storage:
         return vectors
 
     def _balanced(
-        self, slots: Int[Tensor, "N G chosen"], all_wide: bool
+        self, slots: Int[Tensor, "N G chosen"] | range, all_wide: bool
     ) -> Float[Tensor, "N G chosen d"]:
-        """Return the vectors to be quantised, as float32 if it holds them exactly, else float64."""
-        stored = self._full_precision.dtype
-        exact = all_wide and self.balance is None and stored != torch.float64
-        dtype = torch.float32 if exact else torch.float64
-        slots = slots.clamp(min=0)
-        if all_wide:
+        """Return the vectors to be quantised, without any rounding."""
+        if isinstance(slots, range):
+            vectors = self._full_precision[:, :, : len(slots)]
+        elif all_wide:
             full = self.tables[0]
-            rows = torch.arange(full.rows, device=slots.device).expand_as(full.slots)
+            rows = torch.arange(full.rows, device=slots.device).expand(*slots.shape[:2], -1)
             row_of = in_slots([full], [rows], self.count)
-            vectors = take(self._full_precision, row_of.gather(2, slots)).to(dtype)
+            vectors = take(self._full_precision, row_of.gather(2, slots.clamp(min=0)))
         else:
-            vectors = take(self.read(dtype), slots)
+            vectors = take(self.read(torch.float64), slots.clamp(min=0))
         return vectors if self.balance is None else vectors * self.balance[:, :, None].double()
 
     def _move(self, rows: VectorTable, from_full: bool) -> None:
+        """Take entries out of the tables that hold them, and add the rows that they are now."""
+        if isinstance(rows.slots, range):
+            self.tables[0] = self.tables[0].behind(rows.rows)
+        else:
+            self._remove(rows, from_full)
+        self._add(rows)
+        self.changes += 1
+
+    def _remove(self, rows: VectorTable, from_full: bool) -> None:
+        targets = rows.targets(self.count)
         leaves = torch.zeros(
-            (*rows.slots.shape[:2], self.count + 1), dtype=torch.bool, device=rows.slots.device
+            (*targets.shape[:2], self.count + 1), dtype=torch.bool, device=targets.device
         )
-        leaves.scatter_(2, rows.targets(self.count), True)
+        leaves.scatter_(2, targets, True)
         leaves[:, :, self.count] = False
         for number, table in enumerate(self.tables):
             if number > 0 and from_full:
                 break
             gone = leaves.gather(2, table.targets(self.count))
-            remaining = replace(table, slots=torch.where(gone, EMPTY, table.slots))
+            remaining = replace(table, slots=table.slots_of_heads.masked_fill(gone, EMPTY))
             left = None
             if from_full:
                 left = tuple(a - b for a, b in zip(table.counts, rows.counts, strict=True))
             self.tables[number] = _compressed(remaining, left)
-        self._add(rows)
-        self.changes += 1
 
     def _add(self, rows: VectorTable) -> None:
         for number, table in enumerate(self.tables):
@@ -247,7 +271,10 @@ class Storage:
 
 
 class Partners:
-    """Where the value of every row of the keys' tables lies; computed again when rows move."""
+    """Where the value of every row of the keys' tables lies; computed again when rows move.
+
+    Where all slots are ranges, all layers share one answer, which is of no layer.
+    """
 
     def __init__(self) -> None:
         self._found: list[Int[Tensor, "N G _"]] = []
@@ -260,12 +287,15 @@ class Partners:
 
     def of(self, keys: Storage, values: Storage) -> list[Int[Tensor, "N G _"]]:
         """Return `partners_of` the tables of two storages."""
+        if ranges_of(keys.tables) and ranges_of(values.tables):
+            self._found, self._changes = [], (-1, -1)
+            return partners_of(keys.tables, values.tables, keys.count)
         changes = keys.changes, values.changes
         if self._changes != changes:
             self._found = partners_of(keys.tables, values.tables, keys.count)
             self._changes = changes
         known = self._found[0].shape[2]
-        slots = keys.tables[0].slots[:, :, known:]
+        slots = keys.tables[0].slots_of_heads[:, :, known:]
         if new := slots.shape[2]:
             last = values.tables[0].rows
             rows = torch.arange(last - new, last, dtype=torch.int32, device=slots.device)
@@ -274,7 +304,12 @@ class Partners:
         return self._found
 
 
-def _used(slots: Int[Tensor, "N G rows"]) -> tuple[int, ...]:
+def _number(slots: Int[Tensor, "N G chosen"] | range) -> int:
+    return len(slots) if isinstance(slots, range) else slots.shape[2]
+
+
+def _used(slots: Int[Tensor, "N G rows"] | range) -> tuple[int, ...]:
+    assert isinstance(slots, Tensor), "of a range the caller knows it"
     return tuple((slots[:, 0] >= 0).sum(dim=-1).tolist())
 
 
@@ -282,7 +317,7 @@ def _compressed(table: VectorTable, counts: tuple[int, ...] | None = None) -> Ve
     """Drop rows that belong to no entry, until the fullest sequence has none of them."""
     counts = _used(table.slots) if counts is None else counts
     longest = max(counts)
-    if longest == table.slots.shape[2]:
+    if longest == table.rows:
         return replace(table, counts=counts)
-    order = torch.argsort((table.slots < 0).to(torch.int8), dim=2, stable=True)
+    order = torch.argsort((table.slots_of_heads < 0).to(torch.int8), dim=2, stable=True)
     return table.take(order[:, :, :longest], counts)

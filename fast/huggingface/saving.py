@@ -179,6 +179,8 @@ class Writer:
             return {"map": [[self(k, name), self(x, f"{name}.{k}")] for k, x in value.items()]}
         if isinstance(value, tuple | list):
             return {kind: [self(x, f"{name}.{i}") for i, x in enumerate(value)]}
+        if isinstance(value, range):
+            return {kind: [value.start, value.stop]}
         if isinstance(value, torch.dtype | torch.device):
             return {kind: str(value).removeprefix("torch.")}
         if value in self.codes:
@@ -211,6 +213,7 @@ class Reader:
             "map": lambda: {self(k): self(x) for k, x in value},
             "tuple": lambda: tuple(map(self, value)),
             "list": lambda: list(map(self, value)),
+            "range": lambda: range(*value),
             "dtype": lambda: getattr(torch, value),
             "device": lambda: self.device,
             "code": lambda: self.codes[value],

@@ -65,7 +65,7 @@ def attend_to_tables(
         found = partners_of(keys, values, entries) if partners is None else partners
         return _attend_in_triton(queries, keys, values, found, entries, softcap, reduce)
     dtype = attention.compute_dtype(queries.dtype)
-    there = in_slots(keys, [table.slots >= 0 for table in keys], entries)
+    there = in_slots(keys, [table.slots_of_heads >= 0 for table in keys], entries)
     whole_keys, whole_values = (
         in_slots(tables, [table.read(dtype) for table in tables], entries)
         for tables in (keys, values)
@@ -309,7 +309,8 @@ def _attend_in_triton(
         common.magnitude(len(rows)),
     )
     raw, lse, outputs = new_parts(queries, entries, count, scores)
-    raw.fill_(-torch.inf)
+    if scores:
+        raw.fill_(-torch.inf)
     group = _smallest_group(tables, d)
     groups = common.magnitude(max(1, d // group))
     key_vectors, key_scales, key_zeros, key_own = zip(
@@ -321,7 +322,7 @@ def _attend_in_triton(
     attend_to_a_part_of_tables[(heads, count)](
         queries.reshape(heads, rho, d).contiguous(),
         key_vectors, key_scales, key_zeros,
-        tuple(table.slots.contiguous() for table, _ in asked),
+        tuple(table.slots_of_heads.contiguous() if scores else raw for table, _ in asked),
         tuple(found.contiguous() for _, found in asked),
         value_vectors, value_scales, value_zeros,
         raw, lse, outputs,

@@ -160,7 +160,7 @@ def _overhead_bytes(cache: LayerCache) -> list[float]:
         if storage.scale is not None:
             total += storage.scale.nbytes / len(total)
         for table in storage.tables:
-            rows = max(1, table.slots.shape[2])
+            rows = max(1, table.rows)
             total += np.array(table.counts) * table.overhead_bytes / len(total) / rows
     return total.tolist()
 

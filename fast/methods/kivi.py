@@ -37,13 +37,16 @@ class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerTo
 
 def _newly_due(
     cache: LayerCache, storage: Storage, due: Sequence[int]
-) -> tuple[Int[Tensor, "N G chosen"], tuple[int, ...]]:
+) -> tuple[Int[Tensor, "N G chosen"] | range, tuple[int, ...]]:
     # Nothing is ever evicted, so the entries at full precision are the newest.
-    done = [n - full for n, full in zip(cache.counts, storage.tables[0].counts, strict=True)]
+    full = storage.tables[0]
+    done = [n - wide for n, wide in zip(cache.counts, full.counts, strict=True)]
     counts = tuple(last - first for first, last in zip(done, due, strict=True))
     longest, width, device = max(counts), len(cache), cache.positions.device
+    if isinstance(full.slots, range) and min(counts) == longest:
+        return full.slots[: max(0, longest)], counts
     if longest <= 0:
-        return cache.positions[:, :, :0].long(), counts
+        return range(0), counts
     column = torch.arange(longest, device=device)
     first = to_device([width - n + d for n, d in zip(cache.counts, done, strict=True)], device)
     place = (first[:, None] + column).clamp(max=width - 1)[:, None]

@@ -1,5 +1,7 @@
 """Attention reads entries of several precisions where they lie."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -150,7 +152,8 @@ def test_partners_are_the_same_when_kept_as_when_found_anew():
 
     def check():
         assert keys.readable
-        wanted = partners_of(keys.tables, values.tables, keys.count)
+        stored = [[replace(x, slots=x.slots_of_heads) for x in each.tables] for each in both]
+        wanted = partners_of(*stored, keys.count)
         for ours, theirs in zip(kept.of(keys, values), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
         return wanted
@@ -161,6 +164,12 @@ def test_partners_are_the_same_when_kept_as_when_found_anew():
             storage.append(new, last_in_use(m, present, new.device)[:, 0], present)
         return check()
 
+    grow(5, (5, 5))
+    for storage, first in ((keys, range(4)), (values, range(2)), (values, range(2, 3))):
+        storage.quantize_tokens(first, 4, 32, (len(first),) * N)
+        assert all(isinstance(table.slots, range) for table in storage.tables)
+    assert set((check()[1] >> TABLE_SHIFT).flatten().tolist()) == {0, 1}
+    both = keys, values = [Storage(drawn((N, G, 0, D), seed)) for seed in (0, 1)]
     assert (grow(20, (20, 13))[0][1, :, :7] == -1).all()
     keys.quantize_tokens(slots, 4, 32)
     values.quantize_tokens(slots[:, :, :4], 2, 32)
@@ -169,5 +178,5 @@ def test_partners_are_the_same_when_kept_as_when_found_anew():
         grow(1, (1, last))
     keep = torch.arange(3, 20, device=DEVICE).expand(N, G, 17)
     for storage in both:
-        storage.take(keep, torch.ones_like(keep, dtype=torch.bool))
+        storage.take(keep, (17, 17))
     check()
