@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-26 a0c8fb12
+#   read: 2026-11-27 5cc22e2b
 # ---
 
 # %% [markdown]
@@ -92,10 +92,10 @@ evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: 
 
 # %% [markdown]
 # The weight is a good guess, because it varies over many orders of magnitude, and distances of
-# values vary over one. (Points at the bottom left are rounding noise.) So it takes two entries of
-# similar weight. The next cell finds them in a program that the embedded model runs: H2O evicts the
-# upper entry, CAOTE the lower one. **Predict first:** which of the two has the larger weight, and
-# which the value farther from the output?
+# values vary over one. (Points at the bottom left are rounding noise.) So the two
+# scores disagree where weights differ less than distances. The next cell finds two such entries in
+# a program that the embedded model runs: H2O evicts the upper one, CAOTE the lower one. **Predict
+# first:** which of the two has the larger weight, and which the value farther from the output?
 
 # %%
 from study import one_entry
@@ -103,8 +103,9 @@ from study import one_entry
 one_entry.draw()
 
 # %% [markdown]
-# The weights are almost equal, 0.63 and 0.65 %, and the first value lies twice as far away. Now
-# every query from token 40 on, in all 16 heads, evicts a share of the entries that it sees, once by
+# The first entry has half of the other's weight, but its value lies six times as far away. Twelve
+# tokens later the model needs it: H2O's answer turns wrong, and CAOTE's stays right. Now every
+# query from token 40 on, in all 16 heads, evicts a share of the entries that it sees, once by
 # weight and once by CAOTE's score. **Predict first:** how much less does the output change under
 # CAOTE?
 

@@ -1,5 +1,7 @@
 /** What the page shows of one step of one layer: every entry, its score, and what became of it. */
 
+import { distance, weightedValues } from "./attention.mjs";
+import { normalize } from "./methods/caote.mjs";
 import { reduceRows } from "./windows.mjs";
 
 /** What became of an entry: nothing was decided, it is protected, it was chosen, or it is evicted. */
@@ -29,4 +31,26 @@ export function picture({ seen, cache, keep, safe, scores }) {
       attention: Float32Array.from(reduceRows(seen.attention[g].map((rows) => rows[rows.length - 1]), "mean")),
     };
   });
+}
+
+/**
+ * What CAOTE multiplies, whatever method decides, per KV head: `weights`, every entry's share of the attention that all have
+ * received since they were written, and `distances` of its value from the output that these give. Empty where nothing was rated.
+ */
+export class Worth {
+  received = []; // [layer][g], by position
+
+  of(layer, { seen, scores }) {
+    const before = this.received[layer];
+    const sums = seen.positions.map((positions, g) => {
+      const heads = seen.attention[g], rows = reduceRows(heads.flat(), "sum");
+      return new Map(positions.map((position, j) => [position, (before?.[g].get(position) ?? 0) + rows[j] / heads.length]));
+    });
+    this.received[layer] = sums;
+    return seen.values.map((values, g) => {
+      if (scores === null) return { weights: [], distances: [] };
+      const weights = normalize([...sums[g].values()]), output = weightedValues(weights, values);
+      return { weights: Float32Array.from(weights), distances: Float32Array.from(values, (value) => distance(output, value)) };
+    });
+  }
 }

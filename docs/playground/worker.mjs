@@ -12,7 +12,7 @@
  * `{ idle }` says that nothing is left to do after so many messages; a try says `{}` at every token, as it is at work.
  */
 
-import { picture } from "./frames.mjs";
+import { Worth, picture } from "./frames.mjs";
 import { generate, likeliest } from "./generate.mjs";
 import { get } from "./methods/index.mjs";
 import { pin } from "./pinned.mjs";
@@ -101,8 +101,12 @@ function readBlock() {
 /** Yield what the page shows after every block: `{ seen, next, likely, layers }`. */
 function* frames({ method, budget, prompt, most, pinned }) {
   const policy = pin(get(method, budget), pinned);
+  const worth = new Worth();
   let layers = [], seen = 0;
-  const watch = (layer, result) => { layers[layer] = picture(result); };
+  const watch = (layer, result) => {
+    const rated = worth.of(layer, result);
+    layers[layer] = picture(result).map((head, g) => ({ ...head, ...rated[g] }));
+  };
   for (const { tokens, next, logits } of generate(model, policy, tokenizer.encode(prompt), most, model.config.end, watch)) {
     seen += tokens.length;
     yield { seen, next, likely: likeliest(logits, 5), layers };

@@ -22,10 +22,10 @@ from kvlab.reference.notation import Array
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.tasks import jumps
 
-BUDGET = 136
+PROGRAM = jumps.Size(fewest=18, most=22)
+"""Of the playground, whose first program it is."""
+BUDGET = 131
 """Half of the entries of the program."""
-LEAST = 0.005
-"""Of H2O's sums: an entry with less is dispensable whatever its value."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,27 @@ class Choice:
 
 
 def find() -> tuple[Choice, list[str]]:
-    """Run a program under H2O; return where its loss of an entry is worst, and the text."""
-    directory, problem = embedded_directory("jumps"), jumps.held_out(1, size=jumps.SIZES[250])[0]
+    """Return the first decision of H2O in the head where it costs most, and the text."""
+    directory, problem = embedded_directory("jumps"), jumps.held_out(1, size=PROGRAM)[0]
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
     choices: list[Choice] = []
 
     def watch(block: Block, result: StepResult) -> None:
         decision, seen = result.decision, result.seen
-        if decision is None or decision.scores is None or block.clock.block > 1:
+        if block.clock.seen != BUDGET + 1 or decision is None or decision.scores is None:
             return
         for g, (scores, open_) in enumerate(zip(decision.scores, decision.candidates, strict=True)):
             weights, values = normalize(scores), seen.values[g]
             errors = eviction_error(weights, values)
             least, cheapest = (int(np.where(open_, x, np.inf).argmin()) for x in (weights, errors))
-            if least != cheapest and weights[least] > LEAST:
+            if least != cheapest:
                 at = int(seen.positions[g, least]), int(seen.positions[g, cheapest])
                 where = block.clock.seen, block.layer, g
                 choices.append(Choice(*where, at, (least, cheapest), weights, values))
 
     ids = tokenizer.encode(problem.prompt).ids
-    written = generate(model, methods.get("h2o", BUDGET), ids, 90, watch=watch)
+    most = BUDGET + 2 - len(ids)
+    written = generate(model, methods.get("h2o", BUDGET), ids, most, watch=watch)
     worst = max(choices, key=lambda each: each.errors[each.places[0]] / each.errors[each.places[1]])
     return worst, [str(tokenizer.id_to_token(token)) for token in [*ids, *written.tokens]]
 
@@ -95,18 +96,18 @@ def draw() -> Picture:
     """Draw the weight of both entries, the distance of their values, and what each move costs."""
     choice, words = find()
     names = [named(words, position) for position in choice.positions]
-    figure, axes = canvas(3, width=9, height=2.1)
+    figure, axes = canvas(rows=3, width=4.4, height=3.2)  # a phone shows it whole
     places, colours = list(choice.places), (RED, "tab:blue")
     measures = {
-        "weight: H2O's sum, %": 100 * choice.weights,
-        "distance of its value\nfrom the output": choice.distances,
-        "how far the output moves\nwithout it: CAOTE's score": choice.errors,
+        "share of all attention so far, %: H2O's score": 100 * choice.weights,
+        "× distance of its value from the output": choice.distances,
+        "≈ how far the output moves: CAOTE's score": choice.errors,
     }
     for place, (title, numbers) in zip(axes, measures.items(), strict=False):
         bars = place.barh([1, 0], numbers[places], color=colours, alpha=0.75)
         place.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
-        place.set_title(title)
-        place.set_yticks([1, 0], names if place is axes[0] else ["", ""])
+        place.set_title(title, x=0, ha="left")
+        place.set_yticks([1, 0], names)
         place.set_xticks([])
         place.margins(x=0.3)
     return finish(

@@ -12,6 +12,7 @@ from kvlab.reference.generate import generate
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.transformer import end_of_text, load_tokenizer
+from study import one_entry
 
 FIRST = next(iter(EMBEDDED))
 
@@ -240,6 +241,39 @@ def test_beside_a_method_stands_random_eviction_under_its_own_protection(opened)
     written = [words(page, pane) for pane in (0, 1)]
     assert written == [expected_words(FIRST, spec, budget, prompt) for spec in pair]
     assert written[0] != written[1] and not page.is_visible("text=Compare with its control")
+
+
+def test_two_caches_show_where_they_part_and_which_value_decided(opened):
+    """At the step to which CAOTE's page links; ``tests/study`` holds it against the reference."""
+    choice, _ = one_entry.find()
+    chosen, other = choice.positions
+    step = choice.seen - len(SITE[FIRST]["prompts"][0].split(" "))
+    asked = {"method": "h2o", "with": "caote:h2o", "budget": "50%", "problem": f"{FIRST}-0"}
+    page = opened(**asked, token=str(chosen), step=str(step))
+    page.locator(".pg-weighed table").nth(1).wait_for()
+    rows = page.evaluate("""() => [...document.querySelectorAll(".pg-weighed")].map(pane =>
+        [...pane.querySelectorAll("tbody tr")].map(row =>
+            [...row.cells].map(cell => cell.textContent)))""")
+    numbers = [
+        [f"{100 * choice.weights[j]:.2f} %"]
+        + [f"{numbers[j]:.3g}" for numbers in (choice.distances, choice.errors)]
+        for j in choice.places
+    ]
+    for pane, order in zip(rows, (slice(None), slice(None, None, -1)), strict=True):
+        assert [row[1:] for row in pane] == numbers[order]
+        names = zip(pane, (chosen, other)[order], strict=True)
+        assert all(f"token {position}" in row[0] for row, position in names)
+        assert "evicted here" in pane[0][0]
+    assert "moves the output least" in rows[1][0][0]
+    marks = {}
+    for position in (chosen, 0):
+        classes = (
+            f"[...document.querySelectorAll('[id$=\"-{position}\"]')].map(each => each.classList)"
+        )
+        marks[position] = page.evaluate(
+            f"{classes}.map(own => ['pg-fewer', 'pg-more'].filter(mark => own.contains(mark)))"
+        )
+    assert marks == {chosen: [["pg-fewer"], ["pg-more"]], 0: [[], []]}
 
 
 def test_an_address_holds_the_state(opened, reader, address):

@@ -7,7 +7,8 @@ import { element, shortNumber, shown } from "./elements.mjs";
 import { entriesTable, headsTable } from "./facts.mjs";
 import { likelyTable } from "./likely.mjs";
 import { Run, firstDifference, missed, strongest } from "./run.mjs";
-import { TokenText, holding, lookOf } from "./text.mjs";
+import { TokenText, compared, holding, lookOf } from "./text.mjs";
+import { weighing } from "./weighing.mjs";
 
 const DRAWN = 0.2; // attention of a head from which on a line is drawn
 const QUIET = 150; // milliseconds between two drawings of the tables while the text runs
@@ -28,6 +29,7 @@ export class Pane {
     this.bar = element("div", { class: "pg-bar", "aria-hidden": "true" }, element("i"));
     this.text = new TokenText(`pg-${key}`, `Text under the ${label}`, (position) => page.choose(position));
     this.likely = element("div");
+    this.weighed = element("div", { class: "pg-weighed" });
     this.facts = element("div", { class: "pg-facts" });
     this.entries = element("div", { class: "pg-scroll" });
     this.lists = { layer: this.headChoice("layer", "Layer "), head: this.headChoice("head", "KV head ") };
@@ -37,7 +39,7 @@ export class Pane {
     this.answers = element("dl", { class: "pg-answers" });
     this.root = element("section", { class: "pg-pane", "aria-label": label }, this.controls.root, this.error,
       this.verdict, this.missed, this.figures, this.bar,
-      element("div", { class: "pg-stage" }, this.text.root, this.likely), this.facts, this.details,
+      element("div", { class: "pg-stage" }, this.text.root, this.weighed, this.likely), this.facts, this.details,
       element("details", {}, element("summary", {}, "The method’s four answers"), this.answers), this.controls.settings);
   }
 
@@ -72,7 +74,7 @@ export class Pane {
     this.block = -1;
     this.text.clear();
     this.complain("");
-    for (const part of [this.missed, this.facts, this.entries, this.answers]) part.replaceChildren();
+    for (const part of [this.missed, this.weighed, this.facts, this.entries, this.answers]) part.replaceChildren();
     this.verdict.textContent = "";
     try {
       this.controls.show(this.spec);
@@ -119,6 +121,12 @@ export class Pane {
     return this.run ? this.run.frames.length : 0;
   }
 
+  /** What the other pane shows, as long as both have read the same text; null if there is none. */
+  get beside() {
+    const run = this.page.panes.find((pane) => pane !== this)?.run, parted = run && this.run ? firstDifference(this.run, run) : -1;
+    return parted >= 0 && this.block > parted ? null : run?.frames[this.block] ?? null;
+  }
+
   /** Whether nothing more will come. */
   get finished() {
     return !this.run || this.run.ended || this.run.error !== null;
@@ -129,14 +137,15 @@ export class Pane {
     this.block = Math.min(block, this.known - 1);
     const { words, prompt, pinned } = this.page, frame = this.run?.frames[this.block];
     const ids = [...prompt, ...(this.run?.written(this.block + 1) ?? [])];
-    const wrong = this.difference(), held = frame ? holding(frame) : null;
+    const wrong = this.difference(), held = frame ? holding(frame) : null, { beside } = this, there = beside ? holding(beside) : null;
     this.text.draw(ids.map((id) => words[id]), ids.length, this.page.problem.task, (position) => {
       const read = frame && position < frame.seen;
       const { classes, label } = read ? lookOf(held, position) : { classes: "pg-unread", label: "not read yet" };
       const pin = pinned.includes(position), differs = wrong >= 0 && position === prompt.length + wrong;
+      const against = read && there ? compared(held, there, position) : { classes: "", label: "" };
       return {
-        classes: `${classes}${pin ? " pg-pinned" : ""}${differs ? " pg-wrong" : ""}`,
-        label: `${label}${pin ? ", protected by you" : ""}${differs ? ", not what the full cache writes" : ""}`,
+        classes: `${classes}${against.classes}${pin ? " pg-pinned" : ""}${differs ? " pg-wrong" : ""}`,
+        label: `${label}${against.label}${pin ? ", protected by you" : ""}${differs ? ", not what the full cache writes" : ""}`,
       };
     });
     this.drawFigures(frame, held);
@@ -226,6 +235,9 @@ export class Pane {
     this.drawn = performance.now();
     const { chosen, words, prompt } = this.page, frame = this.run?.frames[this.block];
     const text = (position) => shown(words[[...prompt, ...(this.run?.written() ?? [])][position]] ?? "");
+    const asked = `${this.page.state.layer} ${this.page.state.head}`, name = (position) => this.page.nameOf(position);
+    const weighed = frame && !this.page.playing ? weighing(frame, this.beside, chosen, asked, name) : null;
+    this.weighed.replaceChildren(...(weighed ? [weighed] : []));
     this.facts.replaceChildren();
     if (chosen >= 0 && frame && chosen < frame.seen) {
       if (!this.page.pinned.includes(chosen)) this.facts.append(this.protectButton(chosen));

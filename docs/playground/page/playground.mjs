@@ -14,6 +14,8 @@ import { Tour } from "./tour.mjs";
 
 const FULL_SPEED = "full speed";
 const LONGEST = 512; // tokens of a reader's problem; a program of 30 lines has fewer
+const PAIR = "Corners mark tokens that one cache keeps in more heads than the other: blue where it keeps more. Choose one at the "
+  + "step at which it is evicted: what decided, attention or value?";
 const PAUSE = 200; // milliseconds; browsers allow few changes of the address in a second
 const SPEEDS = { "3 tokens/s": 3, "10 tokens/s": 10, "30 tokens/s": 30, [FULL_SPEED]: Infinity }; // tokens a second
 
@@ -244,7 +246,8 @@ class Playground {
   nameOf(position) {
     const run = this.left.run?.frames.length + this.prompt.length > position ? this.left.run : this.full;
     const words = [...this.prompt, ...run.written()].map((id) => this.words[id]);
-    return `${shown(words[position] ?? "?")}${this.problem.task.placeOf?.(words, position) ?? ""}, token ${position}`;
+    const { task } = this.problem, text = (task.readTokens?.(words) ?? words)[position] ?? "?";
+    return `“${shown(text)}”${task.placeOf?.(words, position) ?? ""}, token ${position}`;
   }
 
   /** Read the problem and let the full cache solve it: the yardstick, and the length that 100 % stands for. */
@@ -352,7 +355,7 @@ class Playground {
   /** Show the question of the method's page. */
   ask() {
     const name = this.state.method.split("@")[0];
-    const asked = this.site.questions[name] ?? this.site.questions[name.split(":")[0]];
+    const asked = this.state.with ? PAIR : this.site.questions[name] ?? this.site.questions[name.split(":")[0]];
     this.question.hidden = asked === undefined;
     this.question.replaceChildren(element("strong", {}, "Try: "), asked ?? "");
   }
@@ -431,7 +434,8 @@ class Playground {
       this.show(block);
       this.panes.forEach((pane) => pane.text.follow(pane.text.spans.length - 1));
     }
-    if (this.block >= this.goal || (this.panes.every((pane) => pane.finished) && this.block >= newest)) this.pause();
+    const there = this.panes.every((pane) => pane.finished || pane.known > this.goal); // one pane may be faster than the other
+    if ((this.block >= this.goal && there) || (this.panes.every((pane) => pane.finished) && this.block >= newest)) this.pause();
     else if (this.playing) this.frame = requestAnimationFrame((next) => this.follow(next));
   }
 

@@ -129,3 +129,10 @@ export function lookOf({ held, leaving, bits, heads }, position) {
   if (width < 16) parts.push(`${width} bits`);
   return { classes, label: parts.join(", ") };
 }
+
+/** Classes and label of a position that one cache keeps in more heads than another one. */
+export function compared(here, there, position) {
+  const more = here.held[position] - there.held[position];
+  if (more === 0) return { classes: "", label: "" };
+  return { classes: more > 0 ? " pg-more" : " pg-fewer", label: `, ${Math.abs(more)} heads ${more > 0 ? "more" : "fewer"} than in the other cache` };
+}
