@@ -457,6 +457,8 @@ def test_a_score_of_the_readers_own_stands_beside_its_control_and_rivals(lab):
         (SCORE.format("for (;;) {}"), "is there an endless loop?", None),
         (SCORE.format(""), "score returned undefined for token 0", None),
         (SCORE.format("return fetch('x');"), "fetch is not a function", 2),
+        (SCORE.format("return 2 * entry.recieved;"), "did you mean received?", 2),
+        (SCORE.format("return entry.weight;"), "no field weight; it has received, ", 2),
         ("const x = 1;", "must have a function score(entry)", None),
     ],
 )

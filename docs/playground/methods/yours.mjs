@@ -103,7 +103,13 @@ export class YourScore extends Score {
     const { score, prepare } = this.functions;
     return asCode(() => {
       const shared = prepare ? prepare(entries) : undefined;
-      return entries.map((entry) => checked(score(entry, shared), entry));
+      return entries.map((entry) => {
+        const found = score(entry, shared);
+        if (typeof found === "number" && !Number.isNaN(found)) return found;
+        score(strict(entry), prepare ? prepare(entries.map(strict)) : undefined); // a wrong name is told where it stands
+        const { position, layer, head } = entry;
+        throw new CodeError(`score returned ${String(found)} for token ${position} in layer ${layer}, head ${head}; it must return a number`);
+      });
     });
   }
 
@@ -112,9 +118,26 @@ export class YourScore extends Score {
   }
 }
 
-function checked(score, { position, layer, head }) {
-  if (typeof score === "number" && !Number.isNaN(score)) return score;
-  throw new CodeError(`score returned ${String(score)} for token ${position} in layer ${layer}, head ${head}; it must return a number`);
+/** Return an entry that throws if it is asked for a field that it does not have. */
+function strict(entry) {
+  return new Proxy(entry, {
+    get(fields, name) {
+      if (name in fields || typeof name === "symbol") return fields[name];
+      const names = Object.keys(fields), near = names.filter((field) => edits(name, field) <= 2);
+      throw new RangeError(`entry has no field ${name}; ${near.length ? `did you mean ${near[0]}?` : `it has ${names.join(", ")}`}`);
+    },
+  });
+}
+
+/** Letters to add, remove or replace that make one word another. */
+function edits(one, other) {
+  let row = Array.from({ length: other.length + 1 }, (_, j) => j);
+  for (const [i, letter] of [...one].entries()) {
+    const next = [i + 1];
+    for (let j = 0; j < other.length; j++) next.push(Math.min(row[j + 1] + 1, next[j] + 1, row[j] + (letter !== other[j])));
+    row = next;
+  }
+  return row.at(-1);
 }
 
 /** Rate entries by the reader's code, and keep the best. */
