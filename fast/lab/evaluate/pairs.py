@@ -139,32 +139,23 @@ def _p_value(one: Values, other: Values) -> float:
     return sign_flips([a - b for a, b in zip(one, other, strict=True)])
 
 
-def leaders(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, frozenset[str]]:
-    """Return per budget the methods that are not significantly worse than the best.
+def winners(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, str]:
+    """Return per budget the method that is significantly better than every other, if one is.
 
-    There are none if the best has no yes. The oracle, and rows that measure nothing, do not count.
+    Holm adjusts over all pairs and budgets. The oracle, and rows that measure nothing, do not
+    count.
     """
     counted = [row for row in rows if measure.values(row) and row.method != ORACLE]
-    counted = [row for row in counted if measure.counts(row)]
+    counted = [row for row in counted if measure.counts(row) and row.budget is not None]
     counted.sort(key=measure.goodness, reverse=True)
-    budgets = dict.fromkeys(row.budget for row in rows if row.budget is not None)
-    groups = {each: [row for row in counted if row.budget == each] for each in budgets}
-    pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
+    pairs = [(a, b) for a, b in combinations(counted, 2) if a.budget == b.budget]
     p_values = [_p_value(*map(measure.values, pair)) for pair in pairs]
-    beaten = {
-        (one.budget, one.method, other.method)
-        for (one, other), p in zip(pairs, holm(p_values), strict=True)
-        if p < 1 - LEVEL and measure.goodness(one) > measure.goodness(other)
-    }
-    return {
-        budget: frozenset(
-            row.method
-            for row in group
-            if measure.goodness(group[0]) and (budget, group[0].method, row.method) not in beaten
-        )
-        for budget, group in groups.items()
-        if group
-    }
+    best = {row.budget: row.method for row in reversed(counted)}
+    against: dict[Any, list[float]] = {}
+    for (better, _), p in zip(pairs, holm(p_values), strict=True):
+        if best[better.budget] == better.method:
+            against.setdefault(better.budget, []).append(p)
+    return {at: best[at] for at, found in against.items() if max(found) < 1 - LEVEL}
 
 
 FIRST = Column("1st", "first", bold=lambda test: test.verdict == test.first)

@@ -4,7 +4,7 @@ import csv
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.controls import NO_GAIN, explained, gains_table, is_control
-from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION
+from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION, Measure
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.points import (
@@ -45,6 +45,7 @@ from kvlab.fast.lab.sweep.summary import (
     ACCEPTED,
     ALONG,
     FULL,
+    LOSS,
     SOLVED,
     Point,
     Results,
@@ -58,7 +59,6 @@ from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, t
 from kvlab.reference.methods import base_name, lookup
 from kvlab.reference.outside import OUTSIDE
 from kvlab.reference.proofs import PAPERS
-from kvlab.reference.quantization import FULL_BITS
 
 if TYPE_CHECKING:
     from kvlab.fast.lab.sweep.run import Stored  # needs pyarrow
@@ -128,7 +128,17 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 REPORTED = (
     *("method", "budget", "refusal", "failed", "after_eviction", "holds_budget", "problems"),
-    *("solved", "interval", "by_seed", "perplexity", "gap", "nats", "measured", "peak_entries"),
+    *(
+        "solved",
+        "interval",
+        "by_seed",
+        "perplexity",
+        "perplexity_interval",
+        "gap",
+        "nats",
+        "measured",
+        "peak_entries",
+    ),
     *("seconds_per_token", "until_rejected", "steps_after_eviction"),
 )
 
@@ -143,8 +153,7 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
             ]
             for kind in ("points", "controls")
         }
-        named = {budget: sorted(names) for budget, names in each.leaders.items()}
-        tasks.append({**vars(each), **points, "leaders": named})
+        tasks.append({**vars(each), **points})
     return {
         "sweep": to_plain(stored.plan.sweep),
         "run": {**stored.run, "outside": stored.plan.outside},
@@ -191,8 +200,8 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     budgeted = [point for point in each.points if point.budget is not None]
     own = [point for point in each.points if point.budget is None]
     measure, figures = main_measure(each.points), figure_columns(each.points)
-    solving = measure is SOLVED
-    title, heading = MAIN.get(measure, ("Perplexity", "perplexity"))
+    main = next(quality for quality in QUALITIES if quality.measure is measure)
+    title, heading = main.title, main.heading
     if budgeted:
         yield Heading(title, 3)
         yield accuracy_table(each)
@@ -202,15 +211,13 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
         if (table := gains_table(each.gains, measure)).rows:
             yield table
         yield Text(f"{explained(each.gains)}.")
-    if budgeted and solving:
-        drawing = _solved_over(OVER_BUDGET, each, curves)
-        yield Drawing(f"{name}-budget", "Problems solved over the budget", drawing)
+    if len({point.budget for point in budgeted}) > 1:
+        yield Drawing(f"{name}-budget", *_over_budget(each, main, curves))
     if own:
         yield Heading("Methods whose memory follows from their own parameters", 3)
         yield tabulate(own, (METHOD, *figures))
-    if solving and any(point.figures for point in each.points):
-        drawing = _solved_over(OVER_MEMORY, each, curves)
-        yield Drawing(f"{name}-memory", "Problems solved over the memory that is kept", drawing)
+    if any("nbytes" in point.figures for point in each.points):
+        yield Drawing(f"{name}-memory", *_over_memory(each, curves))
     along = {measure.name for measure in ALONG}
     tests = [test for test in each.tests if test.measure not in along]
     if tests := [test for test in tests if (test.only_first, test.only_second) != (0, 0)]:
@@ -240,15 +247,18 @@ def accuracy_table(each: TaskSummary) -> Table:
 
 
 ACCURACY_CAPTION = (
-    f"In brackets: Wilson's {LEVEL:.0%} interval. {BUDGET_CAPTION}. {NOTHING}: nothing was evicted "
+    f"In brackets: {LEVEL:.0%} intervals, Wilson's of problems solved, the bootstrap's of tokens "
+    "accepted, and of perplexity that of the loss less the full cache's, paired over the "
+    f"problems. {BUDGET_CAPTION}. {NOTHING}: nothing was evicted "
     f"before any token, so the figure is the full cache's. {UNKNOWN}: no problem was "
     f"measured, so whether it held the budget is not known. {NO_GAIN}: not significantly better "
     "than its matched control, random eviction under the method's own protection, schedule and "
-    "budget; no mark where that control did not run. Bold, among those that held the budget: not "
-    "significantly worse than the best of the column, if that solved any. Tests are paired, on the "
-    "same problems, after Holm's correction (the mark's over methods and budgets, bold type's over "
-    f"all pairs and budgets), p < {1 - LEVEL:.2f}: McNemar's exact test of problems solved, and of "
-    "perplexity the permutation test that flips the signs of differences in loss."
+    "budget; no mark where that control did not run. Bold: significantly better than every other "
+    "method of the column that held the budget, and than its control if that ran; often none is. "
+    "Tests are paired, on the same problems, after Holm's correction (the mark's over methods and "
+    "budgets, bold type's over all pairs and budgets), "
+    f"p < {1 - LEVEL:.2f}: McNemar's exact test of problems solved, and of tokens accepted and "
+    "perplexity the permutation test that flips the signs of differences."
 )
 
 
@@ -256,10 +266,17 @@ def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
     """The share solved with its interval, or the perplexity, with marks; or a dash."""
     if point.budget is None or point.refusal is not None:
         return MISSING
-    share = point.interval or point.accepted
-    figure = share.percent() if share else f"{point.perplexity:.4f}"
-    text = f"{figure}{each.gain_mark(point)}{budget_mark(point)}{nothing_mark(point)}"
-    return Bold(text) if point.method in each.leaders.get(point.budget, ()) else text
+    share, mark = point.interval or point.accepted, each.gain_mark(point)
+    figure = share.percent() if share else _perplexity(point)
+    text = f"{figure}{mark}{budget_mark(point)}{nothing_mark(point)}"
+    return Bold(text) if point.method == each.winners.get(point.budget) and not mark else text
+
+
+def _perplexity(point: Point) -> str | None:
+    """Write the perplexity with its interval; the full cache's has none, as it is the yardstick."""
+    if (interval := point.perplexity_interval) is not None:
+        return interval.written(".4f")
+    return None if point.perplexity is None else f"{point.perplexity:.4f}"
 
 
 def _with_interval(name: str) -> Callable[[Point], str | None]:
@@ -274,17 +291,12 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
     return write
 
 
-MAIN = {
-    SOLVED: ("Problems solved, %", "solved %"),
-    ACCEPTED: ("Tokens accepted, %", "accepted %"),
-}
-"""Title of the first table, and the column that stands there and not once more, by measure."""
 METHOD = Column("method")
 FIGURES = (
     Column("solved %", "interval", lambda share: share.percent()),
     Column("accepted %", "accepted", lambda share: share.percent()),
     Column("until rejected", "until_rejected", ".1f"),
-    Column("perplexity", format=".4f"),
+    Column("perplexity", _perplexity),
     Column("gap", format="+.4f"),
     Column("nats", format=lambda nats: nats.written("+.4f", " to ")),
     *HELD,
@@ -353,34 +365,128 @@ def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
     return finish(figure, "Share of needles found over depth and length, per method.")
 
 
-OVER_BUDGET = "budget, % of the mean length of prompt and solution"
-OVER_MEMORY = "memory at the last token, % of the full cache"
+@dataclass(frozen=True)
+class Quality:
+    """What a measure is called in tables and drawings, and where a point has it."""
+
+    measure: Measure
+    title: str
+    heading: str
+    """The column that the first table shows, so that no other does."""
+    interval: Callable[[Point], Interval | None]
+    scale: float = 1.0
 
 
-def _solved_over(label: str, each: TaskSummary, methods: Sequence[str]) -> Picture:
-    """Draw shares of problems solved, one line per method (LazyEviction Fig. 5)."""
+def _perplexity_or_yardstick(point: Point) -> Interval | None:
+    if point.method == FULL and point.perplexity is not None:
+        return Interval(*[point.perplexity] * 3)
+    return point.perplexity_interval
+
+
+QUALITIES = (
+    Quality(SOLVED, "Problems solved, %", "solved %", lambda point: point.interval, 100),
+    Quality(ACCEPTED, "Tokens accepted, %", "accepted %", lambda point: point.accepted, 100),
+    Quality(LOSS, "Perplexity", "perplexity", _perplexity_or_yardstick),
+    *(
+        Quality(measure, title, heading, lambda point, of=of: point.measured.get(of))
+        for measure, title, heading, of in zip(
+            ALONG,
+            ("Output error", "KL from the full cache, nats"),
+            ("error", "KL"),
+            ("output_error", "kl"),
+            strict=True,
+        )
+    ),
+)
+"""What can be drawn; those that rank methods come first."""
+
+DRAWN = f"with {LEVEL:.0%} intervals; dotted: the full cache"
+
+
+def _over_budget(
+    each: TaskSummary, quality: Quality, methods: Sequence[str]
+) -> tuple[str, Picture]:
+    """Draw what ranks methods over the budget (LazyEviction Fig. 5); return its caption, too."""
     figure, (axes,) = canvas(height=5.2)
-    curves: dict[str, list[tuple[float, Interval]]] = {}
-    for point in each.points:
-        size, whole = point.budget, each.mean_length
-        if label == OVER_MEMORY:
-            size, whole = point.mean("average_bits"), FULL_BITS
-        if point.method == FULL and point.solved is not None:
-            axes.axhline(100 * point.solved, color=GREY, linestyle=":", label="full cache")
-        elif size is not None and point.interval is not None and point.method in methods:
-            curves.setdefault(point.method, []).append((100 * (size / whole), point.interval))
-    for (method, points), marker in zip(curves.items(), cycle("os^vD<>p*hX8P")):
-        places, intervals = zip(*points, strict=True)
-        share, low, high = np.array([[*vars(each).values()] for each in intervals]).T * 100
-        style: dict[str, Any] = {"marker": marker, "markersize": 4, "capsize": 2, "label": method}
-        style["linewidth"] = 2.0 if is_of_the_papers(method) else 0.9
-        if method == ORACLE or is_control(method):
-            style |= {"color": GREY, "linestyle": "--"}
-        axes.errorbar(places, share, [share - low, high - share], **style)
-    axes.set(xlabel=label, ylabel="problems solved, %", ylim=(-5, 105))
-    return finish(
-        figure, f"Problems solved over {label.partition(',')[0]}, per method.", legend="below"
-    )
+
+    def size(point: Point) -> float | None:
+        return None if point.budget is None else 100 * point.budget / each.mean_length
+
+    _draw_curves(axes, each, quality, methods, size)
+    axes.set_xlabel("budget, % of the mean length of prompt and solution")
+    caption = f"{quality.title.partition(',')[0]} over the budget, {DRAWN}"
+    return caption, finish(figure, f"{caption}.", legend="below")
+
+
+def _over_memory(each: TaskSummary, methods: Sequence[str]) -> tuple[str, Picture]:
+    """Draw every measure over the bytes of keys and values; return the caption, too."""
+
+    def size(point: Point) -> float | None:
+        nbytes = point.mean("nbytes")
+        return None if nbytes is None else nbytes / 1024
+
+    ran = [point for point in each.points if point.method in methods and point.method != FULL]
+    shown = [quality for quality in QUALITIES if any(map(quality.interval, ran))]
+    figure, panels = canvas(len(shown), width=max(7.5, 4.2 * len(shown)), height=5.2)
+    for axes, quality in zip(panels, shown, strict=True):
+        _draw_curves(axes, each, quality, methods, size)
+        points = [point for point in ran if not is_reference(point.method)]
+        front = front_of([(size(point), quality.interval(point)) for point in points], quality)
+        axes.plot(*front, color=GREY, linewidth=6, alpha=0.25, zorder=0)
+        axes.set_xlabel("most of keys and values, KiB")
+    caption = f"Quality over memory, {DRAWN}; grey band: what no method beats with fewer bytes"
+    return caption, finish(figure, f"{caption}.", legend="below")
+
+
+def front_of(
+    points: Sequence[tuple[float | None, Interval | None]], quality: Quality
+) -> tuple[list[float], list[float]]:
+    """Return sizes and means of the points that none of at most their size is better than."""
+    sign = quality.measure.sign
+    known = [(x, -sign * value.mean) for x, value in points if x is not None and value is not None]
+    front: list[tuple[float, float]] = []
+    for x, badness in sorted(known):
+        if not front or badness < front[-1][1]:
+            front.append((x, badness))
+    return [x for x, _ in front], [-sign * quality.scale * badness for _, badness in front]
+
+
+def _draw_curves(
+    axes: Any,
+    each: TaskSummary,
+    quality: Quality,
+    methods: Sequence[str],
+    size: Callable[[Point], float | None],
+) -> None:
+    """Draw a measure over a size, one line per method."""
+    colours = "012345689"  # number 7 is grey
+    for number, method in enumerate((FULL, *(spec for spec in methods if spec != FULL)), start=-1):
+        points = [point for point in each.points if point.method == method]
+        found = [(size(point), quality.interval(point)) for point in points]
+        if method == FULL:
+            for _, value in found:
+                if value is not None:
+                    level = quality.scale * value.mean
+                    axes.axhline(level, color=GREY, linestyle=":", label="full cache")
+            continue
+        known = [(x, *vars(y).values()) for x, y in found if x is not None and y is not None]
+        if known:
+            places, *values = np.array(sorted(known)).T
+            mean, low, high = (quality.scale * each for each in values)
+            style = {"color": f"C{colours[number % 9]}", "marker": "os^vD<>p*hX8P"[number % 13]}
+            style |= {"linestyle": "-" if number < 9 else "-.", "label": method}
+            style |= {"linewidth": 2.0 if is_of_the_papers(method) else 0.9}
+            if is_reference(method):
+                style |= {"color": GREY, "linestyle": "--"}
+            axes.errorbar(places, mean, [mean - low, high - mean], markersize=4, capsize=2, **style)
+    axes.set_ylabel(quality.title)
+    if quality.scale == 100:
+        axes.set_ylim(-5, 105)
+
+
+def is_reference(spec: str) -> bool:
+    """Say whether a method is only there for others to be compared with."""
+    return spec == ORACLE or is_control(spec)
 
 
 def is_of_the_papers(spec: str) -> bool:

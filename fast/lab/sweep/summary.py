@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from math import exp
 from statistics import fmean
 from typing import Any
 
 from kvlab.fast.lab.evaluate.controls import NO_GAIN, after_eviction, is_significant, matched
-from kvlab.fast.lab.evaluate.pairs import Measure, Test, leaders, paired_tests
+from kvlab.fast.lab.evaluate.pairs import Measure, Test, paired_tests, winners
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
     mean_interval,
@@ -121,6 +122,15 @@ class Point(MeasuredRow):
             return None
         return paired_difference(self.full.losses, self.losses)
 
+    @property
+    def perplexity_interval(self) -> Interval | None:
+        """Perplexity with the ends of ``nats``, so as far as it is known against the full cache."""
+        found, nats = self.perplexity, self.nats
+        if found is None or nats is None:
+            return None
+        ends = (found * exp(end - nats.mean) for end in (nats.low, nats.high))
+        return Interval(found, *ends)
+
     @cached_property
     def accepted(self) -> Interval | None:
         """Mean and bootstrap interval of ``drafts``, over two or more problems."""
@@ -194,8 +204,8 @@ class TaskSummary:
     points: tuple[Point, ...]
     tests: tuple[Test, ...]
     """The pairs that the sweep names, by every measure."""
-    leaders: Mapping[int, frozenset[str]]
-    """Per budget, of the methods known to hold it, the `leaders` by the `main_measure`."""
+    winners: Mapping[int, str]
+    """Per budget, of the methods known to hold it, the one of `winners` by the `main_measure`."""
     controls: tuple[Point, ...] = ()
     """Matched controls that the sweep added to its methods."""
     gains: tuple[Test, ...] = ()
@@ -290,7 +300,7 @@ def _summary(
         seeds=seeds,
         points=tuple(named),
         tests=tuple(chain.from_iterable(tests)),
-        leaders=leaders([each for each in named if each.holds_budget], measure),
+        winners=winners([each for each in named if each.holds_budget], measure),
         controls=tuple(each for each in points if each.method not in sweep.methods),
         gains=tuple(paired_tests(points, matched(sweep.methods, sweep.runs), measure)),
     )
@@ -383,6 +393,7 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
 def plain(point: Point) -> dict[str, Any]:
     """Return what was found at one point as plain data; the figures are means."""
     share, nats, seconds = point.interval, point.nats, point.seconds_per_token
+    perplexity = point.perplexity_interval
     nbytes = point.mean("nbytes")
     after, steps = point.after_eviction, point.steps_after_eviction
     return {
@@ -401,6 +412,8 @@ def plain(point: Point) -> dict[str, Any]:
         "accuracy_low": None if share is None else share.low,
         "accuracy_high": None if share is None else share.high,
         "perplexity": point.perplexity,
+        "perplexity_low": None if perplexity is None else perplexity.low,
+        "perplexity_high": None if perplexity is None else perplexity.high,
         "gap": point.gap,
         "accepted": fmean(point.drafts) if point.drafts else None,
         "until_rejected": point.until_rejected,

@@ -14,7 +14,7 @@ from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.engines import agreement
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.likelihood import Passage, rate
-from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
+from kvlab.fast.lab.evaluate.pairs import paired_tests, winners
 from kvlab.fast.lab.evaluate.tasks import Question, Windows, find_task
 from kvlab.fast.lab.points import NOTHING, After, tokens_after
 from kvlab.fast.lab.sweep.compare import COLUMNS, run_in_memory
@@ -114,7 +114,7 @@ def test_the_default_block_lets_most_come_after_an_eviction(window, budgets, blo
     assert Windows().block_for(questions, budgets) == block
 
 
-def test_rows_that_measure_nothing_are_in_no_test_and_no_lead():
+def test_rows_that_measure_nothing_are_in_no_test_and_win_none():
     """h2o is better than its control in all of ten windows; tova's row is the full cache's."""
     counts = {"random:h2o": 5, "h2o": 5, "tova": 0}
     losses = {"random:h2o": (2.0,) * 10, "h2o": (1.0,) * 10, "tova": (0.5,) * 10}
@@ -124,7 +124,7 @@ def test_rows_that_measure_nothing_are_in_no_test_and_no_lead():
     ]
     (test,) = paired_tests(rows, [("random:h2o", "h2o"), ("random:h2o", "tova")], LOSS)
     assert test.verdict == test.second == "h2o"
-    assert leaders(rows, LOSS) == {9: {"h2o"}}
+    assert winners(rows, LOSS) == {9: "h2o"}
 
 
 def test_error_and_kl_count_the_steps_after_an_eviction():

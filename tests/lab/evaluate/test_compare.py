@@ -72,4 +72,4 @@ def test_compare_prints_json_and_writes_a_page(data, tmp_path, monkeypatch):
     assert [row["spec"] for row in found["rows"]] == ["full", "tova", "raas"]
     assert found["budgets"] == {"20": 20}
     html = page.read_text()
-    assert html.count("<svg") == 2 and "does not fit 1 of 1 problems" in html
+    assert html.count("<svg") == 1 and "does not fit 1 of 1 problems" in html

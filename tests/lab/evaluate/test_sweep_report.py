@@ -6,7 +6,7 @@ import re
 import tomllib
 from dataclasses import replace
 from html import escape
-from math import log, sqrt
+from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sweeping import made
 from tolerances import DECIMALS, EXACT
 
 from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched, seen
-from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
+from kvlab.fast.lab.evaluate.pairs import paired_tests, winners
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
     holm,
@@ -32,10 +32,10 @@ from kvlab.fast.lab.evaluate.statistics import (
 from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep
-from kvlab.fast.lab.sweep.report import accuracy_cell, write_report
+from kvlab.fast.lab.sweep.report import QUALITIES, accuracy_cell, front_of, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
-from kvlab.fast.lab.sweep.summary import summarise
+from kvlab.fast.lab.sweep.summary import against_full, summarise
 from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
@@ -231,8 +231,8 @@ def test_the_measured_problems_tell_of_the_budget(stored, peaks, holds, mark):
     summary = held(stored, peaks)
     point, shown = summary.point("h2o", 60), f"50.0 (35.2–64.8){mark}"
     assert point.holds_budget is holds
-    assert accuracy_cell(summary, point) == (Bold(shown) if holds else shown)
-    assert summary.leaders[60] == ({"h2o", "tova"} if holds else {"tova"})
+    assert accuracy_cell(summary, point) == shown
+    assert summary.winners == {}, "R-KV, which solves all, never held its budget"
     assert summary.point("full", None).holds_budget is True
 
 
@@ -245,16 +245,36 @@ def points(budget=50, **solved):
 
 
 @pytest.mark.parametrize(
-    ("given", "leading"),
+    ("given", "winning"),
     [
-        pytest.param(points(h2o=22, tova=24), {"h2o", "tova"}, id="none is worse"),
-        pytest.param(points(h2o=20, tova=0, knorm=5), {"h2o"}, id="two are worse"),
-        pytest.param(points(h2o=0, tova=0), set(), id="nothing is solved"),
-        pytest.param(points(h2o=4, oracle=40), {"h2o"}, id="the oracle is no method"),
+        pytest.param(points(h2o=20, tova=0, knorm=5), {50: "h2o"}, id="two are worse"),
+        pytest.param(points(h2o=20, tova=18, knorm=5), {}, id="one is not shown to be worse"),
+        pytest.param(points(h2o=20, tova=20, knorm=5), {}, id="two are the best"),
+        pytest.param(points(h2o=20), {}, id="nothing to compare with"),
+        pytest.param(points(h2o=0, tova=0), {}, id="nothing is solved"),
+        pytest.param(points(h2o=9, tova=0, oracle=40), {50: "h2o"}, id="the oracle is no method"),
     ],
 )
-def test_leaders_are_not_shown_to_be_worse(given, leading):
-    assert leaders(given, BY_SOLVED) == {50: leading}
+def test_the_winner_is_shown_to_be_better_than_every_other(given, winning):
+    assert winners(given, BY_SOLVED) == winning
+
+
+def test_a_perplexity_has_the_interval_of_its_loss_beside_the_full_cache_s():
+    """The full cache's loss is 1 in each window, so that the ends are those of a mean."""
+    losses = {"full": [1.0] * 4, "h2o": [1.1, 1.2, 1.3, 1.4]}
+    full, h2o = against_full(
+        [made(name, None, loss=each, tokens=[9] * 4) for name, each in losses.items()]
+    )
+    mean, found = mean_interval(losses["h2o"]), h2o.perplexity_interval
+    assert [*vars(found).values()] == pytest.approx([exp(each) for each in vars(mean).values()])
+    assert full.perplexity_interval is None
+
+
+def test_the_front_is_what_none_beats_with_fewer_bytes():
+    points = [(20, 0.4), (None, 1.0), (10, 0.5), (30, 0.7), (20, 0.7), (40, 0.3)]
+    given = [(size, Interval(mean, mean, mean)) for size, mean in points]
+    assert front_of(given, QUALITIES[0]) == ([10, 20], [50, 70])
+    assert front_of(given, QUALITIES[2]) == ([10, 20, 40], [0.5, 0.4, 0.3])
 
 
 def test_controls_are_shared_and_run_once():
@@ -286,8 +306,9 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
     assert table.rows[0][:1] == ["h2o"] and isinstance(table.rows[0][1], Bold)
     assert table.rows[0][1].text.startswith("+52.5 (+") and table.rows[0][2].endswith(" ≈")
     (summary,) = summarise(stored)
-    marked = replace(summary, gains=(gains[1],))
-    assert accuracy_cell(marked, marked.point("h2o", 60)) == Bold("50.0 (35.2–64.8) ≈")
+    for own, shown in (((gains[1],), "50.0 (35.2–64.8) ≈"), ((), Bold("50.0 (35.2–64.8)"))):
+        best = replace(summary, gains=own, winners={60: "h2o"})
+        assert accuracy_cell(best, best.point("h2o", 60)) == shown
 
 
 def test_a_seed_counts_when_it_is_complete(stored):
@@ -320,7 +341,7 @@ def assert_whole_latex(latex: str, folder: Path) -> None:
         r"\\begin\{(?:table|figure)\}.*?\\end\{(?:table|figure)\}", latex, re.DOTALL
     )
     assert all(r"\caption{" in each for each in floats)
-    assert "Wilson's 95\\% interval" in next(each for each in floats if "Problems solved" in each)
+    assert "95\\% intervals, Wilson's" in next(each for each in floats if "Problems solved" in each)
     figures = re.findall(r"\\includegraphics\[[^]]*\]\{([^}]+)\}", latex)
     assert len(figures) == 2
     assert all((folder / name).read_bytes().startswith(b"%PDF") for name in figures)
@@ -336,12 +357,12 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     plain = json.loads(plain)
     assert html.count("<svg") == len(re.findall(r"\((\S+\.svg)\)", text)) == 2
     assert "budget is &lt; 90 &amp; too small" in html
-    assert "| h2o | **40.0 (26.3–55.4)** | **50.0 (35.2–64.8)** |" in text
+    assert "| h2o | 40.0 (26.3–55.4) | 50.0 (35.2–64.8) |" in text
     assert "| rkv@every=16 | 100.0 (91.2–100.0) † | 100.0 (91.2–100.0) † |" in text
     assert "| raas | – | – |" in text
     assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
     assert plain["sweep"]["problems"] == 20
-    assert r"h2o & \textbf{40.0 (26.3–55.4)} & \textbf{50.0 (35.2–64.8)} \\" in latex
+    assert r"h2o & 40.0 (26.3–55.4) & 50.0 (35.2–64.8) \\" in latex
     assert_whole_latex(latex, tmp_path / "deep")
     (again,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert make_sweep(tomllib.loads(again)) == stored.plan.sweep
