@@ -25,8 +25,8 @@ import { maxPool, meanPool, reduceRows } from "./windows.mjs";
 const SKIPPED = 77;
 const REMEMBERED = "remembered_";
 
-/** Options of every method that these files do not have; RaaS has a page of its own. */
-const FOREIGN = ["page", "kv_heads", "precision"];
+/** Options that these files do not have; RaaS has a page of its own. */
+const FOREIGN = ["page", "kv_heads", "precision", "when_full"];
 
 // --- tensors and nested arrays ---------------------------------------------------------------------
 

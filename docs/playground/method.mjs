@@ -21,16 +21,21 @@ export class Method {
 /** Numbers that a slider offers, which are fewer than those that are allowed. */
 const offered = (from, to) => ({ from, to });
 
+/** Return a number, or null where an option has none. */
+function number(name, value, none, allowed, what) {
+  return none && (value === null || value === "none") ? null : expect(name, value, allowed(value), what);
+}
+
 /** An option that counts something. */
 export function whole(standard, from, to, says, { none = false } = {}) {
-  const check = (name, value) => expect(name, value, Number.isInteger(value) || (none && value === null), "a whole number");
+  const check = (name, value) => number(name, value, none, Number.isInteger, "a whole number");
   return { kind: "whole", default: standard, ...offered(from, to), says, none, check };
 }
 
 /** An option that is any number; `logarithmic` says how a slider moves. */
 export function real(standard, from, to, says, { none = false, logarithmic = false } = {}) {
-  const check = (name, value) =>
-    expect(name, value, (typeof value === "number" && !Number.isNaN(value)) || (none && value === null), "a number");
+  const allowed = (value) => typeof value === "number" && !Number.isNaN(value);
+  const check = (name, value) => number(name, value, none, allowed, "a number");
   return { kind: "real", default: standard, ...offered(from, to), says, none, logarithmic, check };
 }
 

@@ -105,7 +105,7 @@ export function read(spec) {
 
 /** Write what `read` reads. */
 export function write({ wrapper, name, options }) {
-  const pairs = Object.entries(options).map(([option, value]) => `${option}=${value}`);
+  const pairs = Object.entries(options).map(([option, value]) => `${option}=${value ?? "none"}`);
   return (wrapper === null ? name : `${wrapper}:${name}`) + (pairs.length ? `@${pairs.join(",")}` : "");
 }
 
