@@ -61,8 +61,8 @@ vllm: .venv/dev  ## install vLLM for CPUs, test kvlab inside it, and compare wha
 	$(BIN)/python -m pytest tests/vllm -m "slow or not slow"
 	$(BIN)/kvlab engines check vllm --plugin $(ARGS)
 
-kvpress:  ## make an environment with kvpress, and test the bridge in it
-	test -x .venv/kvpress/bin/python || python3 -m venv .venv/kvpress
+kvpress: | .venv/bin/python  ## make an environment with kvpress, and test the bridge in it
+	test -x .venv/kvpress/bin/python || $(PYTHON) -m venv .venv/kvpress
 	.venv/kvpress/bin/pip install -q -e '.[fast,kvpress]' beartype hypothesis pytest
 	.venv/kvpress/bin/python -m pytest -o addopts="--import-mode=importlib -p no:kvlab" tests/bridges
 

@@ -33,10 +33,21 @@ def share_removed(budget, length):
     return max(0.0, 1 - (budget + 0.5) / length)
 
 
-def fed(model, press_of, tokens, padding, calls, continues, block_size, sliding_window, **_):
+def fed(
+    model,
+    press_of,
+    tokens,
+    padding,
+    calls,
+    continues,
+    block_size,
+    sliding_window,
+    precision="full",
+    **_,
+):
     """Feed the calls under the press that ``press_of`` makes for the length of the first block."""
-    if padding.any() or sliding_window is not None:
-        raise NotImplementedError("kvpress prunes without padding, and not below a window")
+    if padding.any() or sliding_window is not None or precision != "full":
+        raise NotImplementedError("kvpress prunes entries of full precision, without padding")
     whole, (N, t) = decoder(model, None), tokens.shape
     nothing = torch.zeros(N, whole.config.num_key_value_heads, 0, dtype=torch.long)
     held = [nothing] * whole.config.num_hidden_layers

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 from kvpress import ObservedAttentionPress, SnapKVPress, StreamingLLMPress, TOVAPress
+from kvpress_caches import share_removed
 
 ARRAYS = "torch"
 
@@ -26,7 +27,7 @@ def rated(press, keys, values, attentions):
 def survivors(press, scores, keys, budget):
     """Let the press evict entries, and return the indices of those that it kept."""
     n = keys.shape[1]
-    press.compression_ratio = 1 - min(budget, n) / n
+    press.compression_ratio = share_removed(budget, n)
     press.score = lambda *_: scores[None]
     marked = torch.arange(n, dtype=torch.float64).expand(1, len(keys), n)[..., None]
     kept, _ = press.compress(SimpleNamespace(head_dim=1), None, marked, marked, None, {})
@@ -83,8 +84,7 @@ def tova_select(budget, keys, values, attention, per_head):
 
 def streaming_llm_select(budget, sinks, keys, values, attention):
     """The press decides by score alone: ones at both ends, zeros between."""
-    n = keys.shape[1]
-    press = StreamingLLMPress(compression_ratio=1 - min(budget, n) / n, n_sink=sinks)
+    press = StreamingLLMPress(share_removed(budget, keys.shape[1]), n_sink=sinks)
     return survivors(StreamingLLMPress(), rated(press, keys, values, attention), keys, budget)
 
 
