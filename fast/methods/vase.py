@@ -38,7 +38,7 @@ class LargeValuesAndSample(Score[reference.LargeValuesAndSample]):
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         chosen = seen.present if candidates is None else candidates & seen.present
-        spread = seen.values.amax(dim=-1) - seen.values.amin(dim=-1)
+        spread = largeness(seen.values, self.spec.size)
         spread = spread.masked_fill(seen.positions < self.spec.first, torch.inf)
         spread, into_slots = in_ascending_position(
             spread.masked_fill(~chosen, -torch.inf), seen.positions, seen.cache.ordered
@@ -55,6 +55,15 @@ class LargeValuesAndSample(Score[reference.LargeValuesAndSample]):
         return among_candidates(
             paid, candidates, seen, lambda x, present: mean_pool(x, KERNEL, "zero", present)
         )
+
+
+def largeness(values: Float[Tensor, "*rows d"], size: str) -> Float[Tensor, "*rows"]:
+    """Return how large values are: their range over the channels, or an ablation of it."""
+    if size == "length":
+        return values.norm(dim=-1)
+    if size == "variance":
+        return values.var(dim=-1, correction=0)
+    return values.amax(dim=-1) - values.amin(dim=-1)
 
 
 @twin_of(reference.ProjectedNorms)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_share, check_window
@@ -40,6 +41,7 @@ class LargeValuesAndSample(Score):
     first: int
     large: int
     """Entries that are kept for their values."""
+    size: str = "range"
 
     needs = NO_ATTENTION
     ordinal = True
@@ -51,8 +53,7 @@ class LargeValuesAndSample(Score):
         return remember_queries(state, seen, self.window)
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        spread = np.ptp(seen.values, axis=-1)  # [VaSE 1]
-        spread = np.where(seen.positions < self.first, np.inf, spread)
+        spread = np.where(seen.positions < self.first, np.inf, largeness(seen.values, self.size))
         places = rank(np.where(candidates, spread, -np.inf))
         waiting = np.maximum(-np.log1p(-self.drawn(seen)["noise"]), 2.0**-BITS)
         sampled = self.attention(state, seen, candidates) / waiting
@@ -66,6 +67,15 @@ class LargeValuesAndSample(Score):
             candidates,
             lambda x: mean_pool(x, KERNEL, "zero"),  # [VaSE 2]
         )
+
+
+def largeness(values: Float[Array, "*rows d"], size: str) -> Float[Array, "*rows"]:
+    """Return how large values are: their range over the channels, or an ablation of it."""
+    if size == "length":
+        return np.linalg.norm(values, axis=-1)
+    if size == "variance":
+        return values.var(axis=-1)
+    return np.ptp(values, axis=-1)  # [VaSE 1]
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class VaSE(Method):
     """Newest entries r that are protected, queries that decide, tokens between two evictions."""
     large: float = 0.25
     """Share of the budget that is kept for values of extreme range."""
+    size: Literal["range", "length", "variance"] = "range"
+    """What makes a value large, over its channels: the range, as in the code, or an ablation."""
     first: int = 4
     """First tokens of the text, which count as the largest."""
     rated_by: Literal["attention", "norms"] = "attention"
@@ -132,7 +144,7 @@ class VaSE(Method):
             raise ValueError(
                 f"large = {self.large} of budget = {budget} must leave recent = {self.recent}"
             )
-        score = LargeValuesAndSample(draw, self.recent, self.first, large)
+        score = LargeValuesAndSample(draw, self.recent, self.first, large, self.size)
         return Policy(
             self.name,
             score if self.rated_by == "attention" else ProjectedNorms(draw, self.first),

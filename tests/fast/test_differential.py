@@ -62,6 +62,8 @@ SPECS = (
     "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation,zero_interval=limit",
     "lazy_eviction@window=4,threshold=0.05,stamp_start=birth",
     "ahakv@recent=3,gain_factor=2",
+    "vase@recent=3,first=1,size=length",
+    "vase@recent=3,first=1,size=variance",
     HYBRID,
 )
 SHORT = (

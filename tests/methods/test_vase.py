@@ -82,6 +82,16 @@ def test_the_projection_is_normal_and_drawn_anew():
     assert not np.allclose(one, other)
 
 
+@pytest.mark.parametrize(("size", "large"), [("range", 1), ("length", 0), ("variance", 2)])
+def test_what_makes_a_value_large_by_hand(size, large):
+    """Ranges 0, 8, 7; squared lengths 75, 32, 36.75; variances 0, 10.7, 10.9."""
+    seen = observation(np.full((1, 3), 1 / 3), values=[[5, 5, 5], [0, 4, -4], [3.5, -3.5, -3.5]])
+    policy = methods.get(f"vase@recent=1,first=0,large=0.5,size={size}", 2)
+    state = policy.score.observe(State(), seen)
+    found = policy.score.score(state, seen, seen.positions >= 0, 1)
+    assert np.isinf(found).tolist() == [[place == large for place in range(3)]]
+
+
 def test_large_values_must_leave_room():
     with pytest.raises(ValueError, match=r"large = 0\.9 of budget = 10 must leave recent = 4"):
         methods.get("vase@recent=4,large=0.9", 10)
