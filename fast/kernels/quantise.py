@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
@@ -38,21 +38,28 @@ def pack(codes: UInt8[Tensor, "*rows length"], bits: int) -> UInt8[Tensor, "*row
     return (planes * weights).sum(dim=-1).to(torch.uint8)
 
 
+FORMATS = torch.uint8, torch.int16, torch.int32, torch.int64, torch.complex128
+WORD_OF_BYTES = {each.itemsize: each for each in FORMATS}
+"""Formats by their bytes: the numbers that a byte of codes stands for are copied as one."""
+
+
 def unpack(
-    packed: UInt8[Tensor, "*rows bytes"], bits: int, length: int
-) -> UInt8[Tensor, "*rows {length}"]:
-    """Invert `pack`."""
+    packed: UInt8[Tensor, "*rows bytes"], bits: int, length: int, dtype: torch.dtype = torch.uint8
+) -> Shaped[Tensor, "*rows {length}"]:
+    """Invert `pack`; the codes become numbers of a format."""
     if bits == 8:
-        return packed
+        return packed.to(dtype)
     if 8 % bits == 0:
-        table = constant(codes_of_bytes, (bits,), packed.device, torch.uint8)
-        words = table.view({4: torch.int16, 2: torch.int32, 1: torch.int64}[bits]).flatten()
-        codes = words.index_select(0, packed.flatten().int()).view(torch.uint8)
+        word = WORD_OF_BYTES.get(8 // bits * dtype.itemsize)
+        if word is None:
+            return unpack(packed, bits, length).to(dtype)
+        words = constant(codes_of_bytes, (bits,), packed.device, dtype).view(word).flatten()
+        codes = words.index_select(0, packed.flatten().int()).view(dtype)
         return codes.view(*packed.shape[:-1], packed.shape[-1] * 8 // bits)[..., :length]
     planes = (packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
     planes = planes.flatten(-2)[..., : length * bits].unflatten(-1, (length, bits))
     weights = 2 ** torch.arange(bits, dtype=torch.uint8, device=packed.device)
-    return (planes * weights).sum(dim=-1, dtype=torch.uint8)
+    return (planes * weights).sum(dim=-1, dtype=torch.uint8).to(dtype)
 
 
 def codes_of_bytes(bits: int) -> Array:
@@ -73,7 +80,7 @@ class Groups:
     ) -> Float[Tensor, "*rows {length}"]:
         """Return x̂ = Δ·code + z; ``parts`` are packed codes, scales Δ and zero points z."""
         packed, scale, zero = parts
-        numbers = unpack(packed, self.bits, length).to(dtype)
+        numbers = unpack(packed, self.bits, length, dtype)
         if length % self.group == 0:
             grouped = numbers.unflatten(-1, (-1, self.group))
             grouped.mul_(scale.to(dtype)[..., None]).add_(zero.to(dtype)[..., None])
@@ -103,16 +110,16 @@ def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
     length = x.shape[-1]
     limit = torch.finfo(torch.float16).max
     x = x.double().clamp(-limit, limit)
-    missing = -length % group
-    padded = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], missing)], dim=-1)
-    low, high = torch.aminmax(padded.unflatten(-1, (-1, group)), dim=-1)
+    if missing := -length % group:
+        x = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], missing)], dim=-1)
+    groups = x.unflatten(-1, (-1, group))
+    low, high = torch.aminmax(groups, dim=-1)
     largest_code = 2**bits - 1
     scale = to_float16(((high - low) / largest_code).clamp(max=limit))
     zero = to_float16(low)
-    step = per_element(scale.double(), group, length)
-    offset = x - per_element(zero.double(), group, length)
-    steps = torch.where(step > 0, offset / step, 0.0)
-    codes = steps.clamp(0, largest_code).round().to(torch.uint8)
+    step = scale.double()[..., None]
+    steps = torch.where(step > 0, (groups - zero.double()[..., None]) / step, 0.0)
+    codes = steps.clamp(0, largest_code).round().to(torch.uint8).flatten(-2)[..., :length]
     return Coded(Groups(bits, group), (pack(codes, bits), scale, zero), length)
 
 
