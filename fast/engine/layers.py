@@ -121,7 +121,9 @@ class Group:
         positions = torch.cat([seen.query_positions for seen in waiting], dim=1)
         rows = tuple(replace(row, block=tokens) for row in last.clock.rows)
         clock = BatchClock(rows, positions, last.clock.prompt)
-        block = replace(last, clock=clock, queries=queries, query_positions=positions, memo={})
+        block = replace(
+            last, clock=clock, given_queries=queries, query_positions=positions, memo={}
+        )
         for part in parts(queries, len(cache)):
             weights = logits(queries[:, :, :, part], block.keys, block.view.softcap)
             weights = softmax(weights, visible(positions[:, part], cache.positions))

@@ -47,7 +47,7 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
         return output, Attended(), False
     newest = seen.queries[:, :, :, -1:]
     last_row, attended = attend_as_needed(needs, True, newest, None, view)
-    attended.output = last_row
+    attended.output = last_row if needs.output else None
     return output, attended, False
 
 

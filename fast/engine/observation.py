@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class Needs(reference.Needs):
     counters: Callable[[Callable[[str], Tensor]], RecurrenceCounters] | None = None
     """Makes of columns, which it gets by name, the counters that attention to one token may update
     in place of `Score.observe`."""
+    output: bool = False
+    """Whether the newest token's attention output is read, beside the last row."""
 
     @property
     def reduction(self) -> Reduction:
@@ -202,12 +205,16 @@ def attend_as_needed(
 def _attend_from_newest(
     needs: Needs, reduce: Reduction, queries: Float[Tensor, "N G rho 1 d"], view: LayerView
 ) -> tuple[Queries, Attended]:
-    """Attend from the newest token by the kernels that also join probabilities and count."""
+    """Attend from the newest token by the kernels that also join probabilities and count.
+
+    The output is in the number format of the queries, unless the score reads it.
+    """
     counters = None
     joins = reduce not in ("none", "skip")
     tables = None if view.repositioned else view.cache.tables()
     if tables is not None:
         keys, values, partners = tables
+        queries = queries.to(view.cache.dtype) if needs.output else queries
         output, found = attend_to_tables(
             queries, keys, values, len(view.cache), view.softcap, reduce, partners
         )
@@ -217,7 +224,7 @@ def _attend_from_newest(
         positions = view.positions if view.cache.ragged else None
         keys, values = view.column("keys"), view.column("values")
         output, found = decode_attention(
-            queries, keys, values, positions, view.softcap, reduce, counters
+            queries, keys, values, positions, view.softcap, reduce, counters, needs.output
         )
     if joins:
         return output, Attended(received=found, counted=counters is not None)
@@ -240,7 +247,7 @@ class Observation:
     """Number in the model of each layer that shares the cache."""
     layers: int
     """Layers of the model."""
-    queries: Queries
+    given_queries: Queries
     query_positions: QueryPositions
     view: LayerView
     confidence: Float[Tensor, "_ t"]
@@ -254,6 +261,11 @@ class Observation:
     """The model that computes, for a score that reads hidden states."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this observation and are used again."""
+
+    @cached_property
+    def queries(self) -> Queries:
+        """Queries in the number format of the computation."""
+        return self.given_queries.to(self.cache.dtype)
 
     @property
     def layer(self) -> int:
@@ -321,7 +333,7 @@ class Observation:
         """Return what some rows of the block saw."""
         return replace(
             self,
-            queries=self.queries[:, :, :, rows],
+            given_queries=self.given_queries[:, :, :, rows],
             query_positions=self.query_positions[:, rows],
             attended=attended,
             hidden_states=None if self.hidden_states is None else self.hidden_states[:, rows],

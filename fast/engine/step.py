@@ -91,18 +91,20 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     step, cache = group.step, group.cache
     assert step is not None
     view = _write(step, cache, place, block) if shared else _append(step, cache, block)
-    queries = block.queries.to(cache.dtype)
+    single = block.queries.shape[3] == 1
+    queries = block.queries if single and cache.triton else block.queries.to(cache.dtype)
     if policy.needs.rotary and block.rotate is None:
         raise ValueError(f"{policy.name} reads the rotary embedding: the block must have it")
     if policy.specification.reposition:
+        queries = queries.to(cache.dtype)
         queries, view = reposition(queries, view, block.clock.seen, block.rotate)
     if not shared:
         step.view = view
     step.blocks.append(block)
     step.queries.append(queries)
-    if queries.shape[3] == 1:
+    if single:
         output, attended = attend_as_needed(policy.needs, step.reads, queries, None, view)
-        attended.output = output if policy.needs.rows == "last" else None
+        attended.output = output if policy.needs.output else None
     else:
         output, attended, step.observed = attend_in_parts(policy, _observation(group, step))
     step.attended.append(attended)
@@ -139,7 +141,7 @@ def _observation(group: Group, step: Step) -> Observation:
         clock=step.clock,
         numbers=[each.layer for each in step.blocks],
         layers=block.layers,
-        queries=queries,
+        given_queries=queries,
         query_positions=step.clock.positions,
         view=step.view or LayerView(group.cache, block.softcap),
         confidence=block.confidence,

@@ -40,6 +40,7 @@ def decode_attention(
     softcap: float | None = None,
     reduce: Reduction = "none",
     counters: RecurrenceCounters | None = None,
+    wide: bool = False,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
     """Attend from one token to all entries; logits are q·k/√d, squeezed into ``softcap``.
 
@@ -47,13 +48,14 @@ def decode_attention(
     empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it.
 
     Returns:
-        The output, and the probabilities ``[N, G, rho, 1, n]`` or, reduced, ``[N, G, n]``, float32;
-        with ``skip`` an empty tensor.
+        The output, in the queries' number format or, if it shall be ``wide``, in that of the
+        computation, and the probabilities ``[N, G, rho, 1, n]`` or, reduced, ``[N, G, n]``,
+        float32; with ``skip`` an empty tensor.
     """
     if counters is not None and reduce in ("none", "skip"):
         raise ValueError(f"counters need reduce = 'sum', 'mean' or 'max', not {reduce!r}")
     if uses_triton(queries):
-        return _attend_in_triton(queries, keys, values, positions, softcap, reduce, counters)
+        return _attend_in_triton(queries, keys, values, positions, softcap, reduce, counters, wide)
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(
@@ -64,7 +66,7 @@ def decode_attention(
         active = received >= counters.threshold
         counters.elapsed.add_(1)
         count_recurrence(counters.elapsed, counters.interval, active, counts=active)
-    return output.to(queries.dtype), received
+    return output if wide else output.to(queries.dtype), received
 
 
 def handed_out(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tensor:
@@ -103,6 +105,7 @@ def _attend_in_triton(
     softcap: float | None,
     reduce: Reduction,
     counters: RecurrenceCounters | None,
+    wide: bool,
 ) -> tuple[Tensor, Tensor]:
     N, G, rho = queries.shape[:3]
     n, scores = keys.shape[2], reduce != "skip"
@@ -114,7 +117,12 @@ def _attend_in_triton(
         EARLY=common.starts_early(queries.device),
         **arguments_of(queries, keys, None, positions, None, softcap),
     )  # fmt: skip
-    return combined(raw, lse, outputs, queries, n, reduce, counters)
+    output = torch.empty_like(
+        queries,
+        dtype=attention.compute_dtype(queries.dtype) if wide else None,
+        memory_format=torch.contiguous_format,
+    )
+    return combined(raw, lse, outputs, output, n, reduce, counters)
 
 
 attend_to_parts = common.tuned(
@@ -151,19 +159,18 @@ def combined(
     raw: Tensor,
     lse: Float[Tensor, "heads parts rho"],
     outputs: Float[Tensor, "heads parts rho d"],
-    queries: Float[Tensor, "N G rho 1 d"],
+    output: Float[Tensor, "N G rho 1 d"],
     n: int,
     reduce: Reduction,
     counters: RecurrenceCounters | None = None,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-    """Return the output and the probabilities, as `decode_attention` does."""
-    N, G, rho, _, d = queries.shape
-    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    """Fill ``output``; return it and the probabilities, as `decode_attention` does."""
+    N, G, rho, _, d = output.shape
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
     elapsed = interval = received
     if counters is not None:
         elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
-    parts, early = lse.shape[1], common.starts_early(queries.device)
+    parts, early = lse.shape[1], common.starts_early(output.device)
     combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, TOGETHER)))](
         raw, lse, outputs, output, received, elapsed, interval,
         n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),

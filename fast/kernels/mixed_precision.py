@@ -336,7 +336,8 @@ def _attend_in_triton(
         SOFTCAP=softcap is not None, SCORES=scores, TYPE=_product_type(queries, tables),
         RHO=rho, D=d, PARTS=count, BLOCK_D=common.columns(d),
     )  # fmt: skip
-    return combined(raw, lse, outputs, queries, entries, reduce)
+    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    return combined(raw, lse, outputs, output, entries, reduce)
 
 
 def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:

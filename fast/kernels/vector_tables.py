@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
@@ -122,7 +123,7 @@ class VectorTable:
         """Return this table followed by another of the same format."""
         both = zip(self.parts, other.parts, strict=True)
         grows = self.code is None and self.rows > 0 and other.rows == 1
-        grows = grows and self.parts[0].device.type == "cpu"  # kernels read dense tables
+        grows = grows and not uses_triton(self.parts[0])  # whose kernels read dense tables
         grows = grows and self.parts[0].dtype == other.parts[0].dtype
         parts = tuple(_added(*pair) if grows else torch.cat(pair, dim=2) for pair in both)
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))

@@ -260,7 +260,7 @@ def _prepared(
         clock=clock,
         numbers=[0],
         layers=1,
-        queries=queries,
+        given_queries=queries,
         query_positions=clock.positions,
         view=LayerView(cache, given.get("softcap")),
         confidence=(unknown if confidence is None else confidence)[None],

@@ -66,7 +66,11 @@ class EvictionError(Around[reference.EvictionError]):
         if type(self.inner).retention is Score.retention:
             return inner
         return Needs(
-            inner.rows, inner.prompt, hidden_states=inner.hidden_states, rotary=inner.rotary
+            inner.rows,
+            inner.prompt,
+            hidden_states=inner.hidden_states,
+            rotary=inner.rotary,
+            output=inner.rows == "last" and not self.spec.options.fast,
         )
 
     @property

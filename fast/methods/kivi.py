@@ -20,12 +20,11 @@ class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerTo
     """Quantise everything that is older than the residual window."""
 
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
-        options, d = self.spec.options, seen.queries.shape[-1]
-        group, residual = options.group, options.residual
+        assert cache.mixed is not None
+        options, (keys, values) = self.spec.options, cache.mixed
+        group, residual, d = options.group, options.residual, keys.dimension
         if d % group:
             raise ValueError(f"group = {group} must divide the head dimension {d}")
-        assert cache.mixed is not None
-        keys, values = cache.mixed
         key_due = [n // residual * residual for n in cache.counts]
         slots, counts = _newly_due(cache, keys, key_due)
         keys.quantize_channels(slots, options.key_bits, group, counts)

@@ -305,7 +305,7 @@ class Turn:
             clock=clock,
             numbers=every[layers],
             layers=len(every),
-            queries=queries.to(cache.dtype),
+            given_queries=queries.to(cache.dtype),
             query_positions=clock.positions,
             view=LayerView(cache, self.softcap),
             confidence=queries.new_full((1, clock.rows[0].seen), torch.nan),
@@ -318,7 +318,7 @@ class Turn:
             return seen
         if rows != "none":
             seen.attended = self.attention(seen, slice(None if rows == "all" else -1, None))
-            if rows == "last":
+            if policy.needs.output:
                 seen.attended.output = weighted_values(seen.attention, seen.values)
         policy.score.observe(cache.state, seen)
         return seen

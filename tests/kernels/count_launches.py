@@ -19,20 +19,28 @@ from kvlab.fast import compress
 
 LAYERS = 32
 PROMPT, BUDGET = 80, 64
-BEFORE, TOKENS = 40, 64
-"""Tokens that are written before those that are counted, so that evictions have begun."""
+BEFORE, TOKENS = 60, 64
+"""Tokens that are written before those that are counted, so that every method is at work."""
 NO_KERNELS = {"aten.detach.default", "aten.lift_fresh.default", "aten._unsafe_view.default"}
 
 
 class Launches(TorchDispatchMode):
-    """Counts launches by the name of what is launched; new tensors hold zeros."""
+    """Counts launches by the name of what is launched; new tensors hold zeros.
+
+    Operations that inference mode shows whole are counted as what they are made of.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, name = func(*args, **(kwargs or {})), str(func)
+        kwargs = kwargs or {}
+        with self:
+            out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+        out, name = func(*args, **kwargs), str(func)
         if name.startswith(("aten.empty", "aten.new_empty")):
             out.zero_()
         elif not func.is_view and name not in NO_KERNELS:
