@@ -48,7 +48,7 @@ class Observed:
         *tensors, metadata = given  # key, value, the layer's blocks
         forward, batch = super().forward, None  # type: ignore[misc]
         if metadata is not None and has_kv_transfer_group():
-            batch = get_kv_transfer_group().requests.batch(metadata)
+            batch = get_kv_transfer_group().of_layer[layer.layer_name].batch(metadata)
         if batch is None:
             return forward(layer, query, *tensors, metadata, **named)
         found = forward(layer, query, *tensors, batch.metadata, **named)

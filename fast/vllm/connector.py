@@ -1,6 +1,8 @@
 """The connector: tells the worker who is where in its batch, and the scheduler what was evicted."""
 
 import logging
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
 from kvlab.fast.vllm.manager import Account, EvictingManager, EvictingSpec
@@ -23,16 +26,16 @@ logger = logging.getLogger("vllm.kvlab")
 class Places(KVConnectorMetadata):
     """Scheduler to worker: where every request stands in the step."""
 
-    of_block: dict[int, Place]
-    """By the block to which the request's last token is written."""
+    of_block: list[dict[int, Place]]
+    """For each table, by the block to which the request's last token is written."""
     ended: set[str]
 
 
 @dataclass
 class Evictions(KVConnectorWorkerMetadata):
-    """Worker to scheduler: request, turn, numbers of its blocks that were evicted."""
+    """Worker to scheduler: table, request, turn, numbers of its blocks that were evicted."""
 
-    blocks: list[tuple[str, int, tuple[int, ...]]]
+    blocks: list[tuple[int, str, int, tuple[int, ...]]]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Return what all workers evicted, which is the same."""
@@ -40,7 +43,7 @@ class Evictions(KVConnectorWorkerMetadata):
         return self
 
 
-class KvlabConnector(KVConnectorBase_V1):
+class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
     """Both sides of the connector."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -51,13 +54,17 @@ class KvlabConnector(KVConnectorBase_V1):
                 "KvlabConnector needs additional_config: "
                 '{"kvlab": {"method": "caote:h2o", "budget": 1024}}'
             )
-        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-        if [type(spec) for spec in specs] != [EvictingSpec]:
+        groups = kv_cache_config.kv_cache_groups
+        specs = {type(group.kv_cache_spec) for group in groups}
+        if specs != {EvictingSpec}:
             raise UnsupportedError(
                 f"kvlab: every layer must have full attention by a backend of kvlab, not {specs}"
             )
         self.settings, self.counted = settings, Counted()
-        self.requests = Requests(settings)
+        every = [name for group in groups for name in group.layer_names]
+        every.sort(key=lambda name: int(re.findall(r"\.(\d+)\.", name)[0]))
+        self.tables = [Requests(settings, group.layer_names, every) for group in groups]
+        self.of_layer = {name: table for table in self.tables for name in table.layers}
         if role is KVConnectorRole.SCHEDULER:
             logger.info(
                 "kvlab evicts by %s: %d blocks of %d tokens stay of every request",
@@ -71,34 +78,39 @@ class KvlabConnector(KVConnectorBase_V1):
     # --- the scheduler's side ---
 
     @property
-    def manager(self) -> EvictingManager:
-        """The manager of the blocks."""
-        return self._kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[union-attr]
+    def managers(self) -> Sequence[EvictingManager]:
+        """The managers of the tables."""
+        return self._kv_cache_manager.coordinator.single_type_managers  # type: ignore[union-attr]
 
     def on_new_request(self, request: Any) -> None:
-        self.manager.accounts[request.request_id] = Account(request, self.settings)
+        account = Account(request, self.settings, len(self.managers))
+        for each in self.managers:
+            each.accounts[request.request_id] = account
 
     def build_connector_meta(self, scheduler_output: Any) -> Places:
-        places, manager = {}, self.manager
+        places: list[dict[int, Place]] = [{} for _ in self.managers]
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
-            account = manager.accounts[request_id]
+            account = self.managers[0].accounts[request_id]
             seen = account.request.num_computed_tokens + tokens
-            block = manager.req_to_blocks[request_id][(seen - 1) // self.settings.block]
             place = Place(request_id, account.turn, account.read, seen, tokens, account.last)
-            places[block.block_id] = place
+            for manager, of_block in zip(self.managers, places, strict=True):
+                block = manager.req_to_blocks[request_id][(seen - 1) // self.settings.block]
+                of_block[block.block_id] = place
         return Places(places, set(scheduler_output.finished_req_ids))
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        for evicted in meta.blocks if isinstance(meta, Evictions) else ():
-            self.manager.evict(*evicted)
+        for table, *evicted in meta.blocks if isinstance(meta, Evictions) else ():
+            self.managers[table].evict(*evicted)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        account = self.manager.accounts.pop(request.request_id, None)
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        account, *_ = [each.accounts.pop(request.request_id, None) for each in self.managers]
         if account is not None:
             self.counted.add(account)
             logger.info("kvlab: request %s: %s", request.request_id, account.summary())
         return False, None
+
+    request_finished_all_groups = request_finished
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -120,15 +132,17 @@ class KvlabConnector(KVConnectorBase_V1):
     # --- the worker's side ---
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        self.requests.caches = kv_caches
+        for each in self.tables:
+            each.caches = kv_caches
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         if isinstance(connector_metadata, Places):
-            self.requests.begin(connector_metadata.of_block, connector_metadata.ended)
+            for each, places in zip(self.tables, connector_metadata.of_block, strict=True):
+                each.begin(places, connector_metadata.ended)
 
     def build_connector_worker_meta(self) -> Evictions | None:
-        evicted = self.requests.end()
+        evicted = [(n, *each) for n, table in enumerate(self.tables) for each in table.end()]
         return Evictions(evicted) if evicted else None
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,8 @@
 """The scheduler's side: evicted blocks go back to the pool, and no request is ever preempted."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -17,37 +18,45 @@ class EvictingSpec(FullAttentionSpec):
 
     reads_prompts: bool = True
     """Whether a score has to see what the tokens of a prompt attend to."""
+    table: int = 0
+    """Layers of one number have one table of blocks."""
 
     @classmethod
     def merge(cls, specs: Sequence["EvictingSpec"]) -> "EvictingSpec":
-        return replace(super().merge(list(specs)), reads_prompts=specs[0].reads_prompts)
+        assert len({each.table for each in specs}) == 1  # what vLLM asks by merging
+        merged, (first, *_) = super().merge(list(specs)), specs
+        return replace(merged, reads_prompts=first.reads_prompts, table=first.table)
+
+    def is_uniform_with_collection(self, kv_cache_specs: dict[str, Any]) -> bool:
+        return len({each.table for each in kv_cache_specs.values()}) == 1
+
+
+UNUSED_TABLES = count()
 
 
 def evicting(spec: Any, settings: Settings) -> EvictingSpec:
     """Return the specification of a layer's cache, for blocks that are evicted."""
     if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size:
         raise UnsupportedError(f"kvlab: every layer must have full attention, not {spec}")
-    given = {each.name: getattr(spec, each.name) for each in fields(spec)}
-    return EvictingSpec(**given, reads_prompts=settings.reads_prompts)
+    table = next(UNUSED_TABLES) if settings.per_layer else 0
+    return EvictingSpec(**vars(spec), reads_prompts=settings.reads_prompts, table=table)
 
 
 @dataclass(eq=False)
 class Account:
-    """What a request holds."""
+    """What a request holds in each of its tables."""
 
     request: Any
     settings: Settings
+    tables: int
     freed: int = 0
     evicted: int = 0
     """Blocks that were evicted; those that other requests still read are not freed."""
     most: int = 0
     read: int = 0
     """Tokens that count as the prompt."""
-    turn: int = 0
-    """How often the request was preempted."""
-
-    def __post_init__(self) -> None:
-        self.begin()
+    turn: int = -1
+    """How often the request was preempted, when it was admitted last."""
 
     def begin(self) -> None:
         """Take the text so far as the prompt."""
@@ -68,6 +77,8 @@ class Account:
     def summary(self) -> str:
         """Say in a line what was evicted."""
         held = f"{self.most} blocks held at most, {self.settings.blocks} is the budget"
+        if self.tables > 1:
+            held += f", in each of {self.tables} tables"
         if not self.evicted:
             return f"nothing was evicted: the budget had no effect ({held})"
         return f"{self.evicted} blocks evicted, {self.freed} given back to the pool ({held})"
@@ -106,7 +117,7 @@ class EvictingManager(FullAttentionManager):
         held = self.req_to_blocks
         running = [each.reserved for name, each in self.accounts.items() if held.get(name)]
         used = self.block_pool.num_gpu_blocks - 1 - self.block_pool.get_num_free_blocks()
-        return max(needed, own.reserved + sum(running) - used)
+        return max(needed, own.reserved + sum(running) - used // own.tables)
 
     def allocate_new_blocks(self, request_id: str, *args: Any, **given: Any) -> list:
         new = super().allocate_new_blocks(request_id, *args, **given)

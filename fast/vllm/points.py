@@ -2,16 +2,18 @@
 
 import inspect
 from functools import cache
-from importlib import import_module
+from pydoc import locate
 from typing import Any
 
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1"
+HYBRID = "vllm.distributed.kv_transfer.kv_connector.v1.base.SupportsHMA"
 MANAGER = "vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager"
 
 POINTS = {
     "vllm.v1.attention.backends.registry.register_backend": "backend class_path",
     "vllm.v1.kv_cache_spec_registry.KVCacheSpecRegistry.register": "kvcache_spec_cls manager_class",
     "vllm.v1.kv_cache_interface.FullAttentionSpec.merge": "specs",
+    "vllm.v1.kv_cache_interface.FullAttentionSpec.is_uniform_with_collection": "kv_cache_specs",
     "vllm.v1.core.block_pool.BlockPool.free_blocks": "ordered_blocks",
     "vllm.v1.attention.backend.CommonAttentionMetadata.replace": "kwargs",
     "vllm.v1.attention.backend.AttentionBackend.customize_spec": "spec",
@@ -28,7 +30,7 @@ POINTS = {
     f"{CONNECTOR}.build_connector_meta": "scheduler_output",
     f"{CONNECTOR}.build_connector_worker_meta": "",
     f"{CONNECTOR}.update_connector_output": "connector_output",
-    f"{CONNECTOR}.request_finished": "request block_ids",
+    f"{HYBRID}.request_finished_all_groups": "request block_ids",
     f"{CONNECTOR}.get_kv_connector_stats": "",
     f"{CONNECTOR}.build_prom_metrics": "vllm_config metric_types labelnames",
 }
@@ -43,26 +45,12 @@ class UnknownVersionError(RuntimeError):
 def check() -> None:
     """Raise `UnknownVersionError` if vLLM lacks something, or calls it by other parameters."""
     for point, parameters in POINTS.items():
-        found = _found(point)
+        found: Any = locate(point)
         missing = set(parameters.split()) - set(
             inspect.signature(found).parameters if found else ()
         )
         if found is None or missing:
             what = f"takes no {min(missing)}" if found else "is gone"
             raise UnknownVersionError(
-                f"vLLM {_found('vllm.__version__')}: {point} {what}; kvlab knows vLLM 0.32"
+                f"vLLM {locate('vllm.__version__')}: {point} {what}; kvlab knows vLLM 0.32"
             )
-
-
-def _found(point: str) -> Any:
-    """Return what is at a dotted path; None if there is nothing."""
-    names = point.split(".")
-    for modules in range(len(names) - 1, 0, -1):
-        try:
-            found = import_module(".".join(names[:modules]))
-        except ModuleNotFoundError:
-            continue
-        for name in names[modules:]:
-            found = getattr(found, name, None)
-        return found
-    return None

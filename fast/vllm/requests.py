@@ -5,10 +5,8 @@ keys and values are read from vLLM's blocks for that alone. The layers of a requ
 axis of the engine's cache, and decide together.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -63,10 +61,13 @@ class Request:
 
 
 class Requests:
-    """All requests of a worker."""
+    """All requests of a worker, in the layers of a table; ``every`` has those of the model."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, layers: Sequence[str], every: Sequence[str]) -> None:
+        self.settings, self.of_model = settings, len(every)
+        self.numbers = [number for number, name in enumerate(every) if name in layers]
+        """Of the layers in the model."""
+        self.layers = {every[number]: place for place, number in enumerate(self.numbers)}
         self.requests: dict[str, Request] = {}
         self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
         """Request, turn and numbers of blocks that the scheduler has not been told."""
@@ -97,18 +98,6 @@ class Requests:
         self.places, self._batch = None, (None, None)
         found, self.evictions = self.evictions, []
         return found
-
-    @cached_property
-    def layers(self) -> dict[str, int]:
-        """Numbers of the layers by name, in the order of the model."""
-        number = re.compile(r"\.(\d+)\.")
-        names = sorted(self.caches, key=lambda name: int(number.findall(name)[0]))
-        return {name: place for place, name in enumerate(names)}
-
-    @cached_property
-    def keeps_queries(self) -> bool:
-        """Whether any query is needed."""
-        return self.settings.remembers or self.settings.policy.needs.rows != "none"
 
 
 class Batch:
@@ -161,7 +150,7 @@ class Batch:
         number, requests = self.all.layers[layer.layer_name], self.all
         if requests.layout is None:
             requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
-        if requests.keeps_queries:
+        if requests.settings.remembers or requests.settings.policy.needs.rows != "none":
             query = query[: self.tokens].view(self.tokens, attention.num_heads, -1)
             if self.queries is None:
                 self.queries = query.new_empty((len(requests.layers), *query.shape))
@@ -259,22 +248,16 @@ class Turn:
         remembered: tuple[dict[str, Tensor], dict[str, Any]],
     ) -> Observation:
         """Let the score observe what waits in some layers, and return what it saw last."""
-        keys, values, queries = given
-        cache, seen = self.policy.empty_cache(), None
-        for start, end in self.pieces():
-            new = (positions >= start) & (positions < end)
-            if seen is None:
-                old = positions < start
-                self.append(cache, (keys[:, :, old], values[:, :, old]), positions[old])
-                cache.state.stream = dict(remembered[1])
-                for name, column in remembered[0].items():
-                    cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
-            self.append(cache, (keys[:, :, new], values[:, :, new]), positions[new])
-            cache.layers = len(keys)
+        cache, queries, pieces = self.policy.empty_cache(), given[2], list(self.pieces())
+        self.append(cache, given, positions, 0, pieces[0][0])
+        cache.layers, cache.state.stream = len(queries), dict(remembered[1])
+        for name, column in remembered[0].items():
+            cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
+        for start, end in pieces:
+            self.append(cache, given, positions, start, end)
             last = queries.shape[3] - (self.place.seen - end)
             rows = queries[:, :, :, last - (end - start) : last]
-            seen = self.observe_piece(cache, layers, rows, self.clock(len(keys), start, end))
-        assert seen is not None
+            seen = self.observe_piece(cache, layers, rows, self.clock(len(rows), start, end))
         return seen
 
     def clock(self, layers: int, start: int, end: int) -> BatchClock:
@@ -288,23 +271,24 @@ class Turn:
         return self.clocks[key]
 
     def append(
-        self, cache: LayerCache, new: tuple[Vectors, Vectors], positions: Int[Tensor, " m"]
+        self, cache: LayerCache, given: Any, positions: Int[Tensor, " n"], start: int, end: int
     ) -> None:
-        """Append entries to the cache of all layers."""
-        layers, m = new[0].shape[0], len(positions)
-        if m:
-            clock = self.clock(layers, 0, m)
-            cache.append(*new, replace(clock, positions=positions.expand(layers, -1), memo={}))
+        """Append the entries of tokens ``start`` to ``end`` to the cache of all layers."""
+        of_block = (positions >= start) & (positions < end)
+        keys, values, own = given[0][:, :, of_block], given[1][:, :, of_block], positions[of_block]
+        if len(own):
+            clock = self.clock(len(keys), 0, len(own))
+            cache.append(keys, values, replace(clock, positions=own.expand(len(keys), -1), memo={}))
 
     def observe_piece(
         self, cache: LayerCache, layers: slice, queries: Queries, clock: BatchClock
     ) -> Observation:
         """Let the score observe tokens whose entries are the last ones."""
-        policy, every = self.policy, range(len(self.requests.layers))
+        policy = self.policy
         seen = Observation(
             clock=clock,
-            numbers=every[layers],
-            layers=len(every),
+            numbers=self.requests.numbers[layers],
+            layers=self.requests.of_model,
             given_queries=queries.to(cache.dtype),
             query_positions=clock.positions,
             view=LayerView(cache, self.softcap),
@@ -334,7 +318,7 @@ class Turn:
         return Attended(pad(paid, (0, later)))
 
     def decide(self, every: list[Observation]) -> None:
-        """Decide in all layers together, and evict."""
+        """Decide in the layers of the table together, and evict."""
         block, place = self.settings.block, self.place
         for seen in every:
             due = [True] * len(seen.clock.rows)

@@ -49,6 +49,11 @@ class Settings:
         """Blocks that a request keeps after a decision; the one that is being written counts."""
         return self.budget // self.block
 
+    @property
+    def per_layer(self) -> bool:
+        """Whether each layer decides by itself, and has a table of blocks."""
+        return not self.policy.joins_layers
+
     @cached_property
     def remembers(self) -> bool:
         """Whether a score remembers anything of the tokens between two decisions."""
@@ -99,27 +104,27 @@ def settings_of(config: Any) -> Settings | None:
         config.model_config.max_model_len,
         int(bool(config.scheduler_config.async_scheduling)),
     )
-    check_policy(settings)
+    check_policy(settings, config.cache_config.enable_prefix_caching)
     return settings
 
 
 def completed(method: str, block: int) -> str:
-    """Return the method with one block table for all layers; ValueError if it says otherwise."""
+    """Return the method with options that tables of blocks allow; ValueError for others."""
     spec = methods.variants().get(method, method)
     composition, _, written = spec.partition("@")
     given = methods.read_options(spec, written)
-    needed = {"page": block, "kv_heads": "model"}
-    for option, value in needed.items():
-        if given.get(option, value) != value:
+    allowed = {"page": (block,), "kv_heads": ("model", "layer", "union")}
+    for option, values in allowed.items():
+        if given.setdefault(option, values[0]) not in values:
             raise UnsupportedError(
-                f"{option} = {given[option]!r} of {method} must be {value!r}: vLLM has one table "
-                f"of blocks of {block} tokens for all layers"
+                f"{option} = {given[option]!r} of {method} must be "
+                f"{' or '.join(map(repr, values))}: vLLM's tables have blocks of {block} tokens"
             )
-    return f"{composition}@" + ",".join(f"{k}={v}" for k, v in {**given, **needed}.items())
+    return f"{composition}@" + ",".join(f"{k}={v}" for k, v in given.items())
 
 
-def check_policy(settings: Settings) -> None:
-    """Raise ValueError unless the method evicts whole blocks down to a budget of two or more."""
+def check_policy(settings: Settings, prefixes: bool) -> None:
+    """Raise ValueError unless vLLM can evict by it; ``prefixes``: whether its cache is searched."""
     policy, ours = settings.specification, settings.policy
     early = policy.evict_before_attend or policy.reposition
     for wrong, must in (
@@ -127,6 +132,7 @@ def check_policy(settings: Settings) -> None:
         (early, "decide after attention and leave positions as they are"),
         (ours.precision.quantises, "leave the precision as it is: vLLM stores entries"),
         (ours.needs.hidden_states or ours.needs.rotary, "read keys and queries alone"),
+        (settings.per_layer and prefixes, "find no prefix per layer: --no-enable-prefix-caching"),
     ):
         if wrong:
             raise UnsupportedError(f"method = {settings.method!r} must {must}")

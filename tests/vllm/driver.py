@@ -3,8 +3,8 @@
 Every line of standard input is a run in JSON: ``model``, ``engine`` (arguments of `LLM`), ``kvlab``
 (or null) and ``events``, each the name of a method of `Engine` and its arguments. A run of the same
 engine as the last one goes on with it. The answer is a line of `MARK` and JSON: ``texts`` by
-request, with ``tokens`` and ``logp``; the ``evicted`` blocks as request, tokens seen, number; what
-the pool held; ``log``; or ``error``.
+request, with ``tokens`` and ``logp``; the ``evicted`` blocks as request, tokens seen, number and
+table, of how many ``tables``; what the pool held; ``log``; or ``error``.
 """
 
 import gc
@@ -49,7 +49,7 @@ class Engine:
         self.engine = LLM(model, **given | engine).llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.seen: dict[str, int] = {}
+        self.tables = 1
         if kvlab is not None:
             self.listen()
         self.begin()
@@ -68,18 +68,21 @@ class Engine:
 
         if not has_kv_transfer_group():
             return  # workers are processes of their own
-        requests = get_kv_transfer_group().requests
-        end = requests.end
+        tables = get_kv_transfer_group().tables
+        self.tables = len(tables)
+        for number, requests in enumerate(tables):
+            requests.end = self.noting(number, requests, requests.end)
 
+    def noting(self, table, requests, end):
         def noted():
             places = {place.request_id: place for place in (requests.places or {}).values()}
             found = end()
             for request_id, _, numbers in found:
-                name = request_id.rpartition("-")[0]
-                self.evicted += [[name, places[request_id].seen, number] for number in numbers]
+                name, seen = request_id.rpartition("-")[0], places[request_id].seen
+                self.evicted += [[name, seen, number, table] for number in numbers]
             return found
 
-        requests.end = noted
+        return noted
 
     # --- events ---
 
@@ -122,6 +125,7 @@ class Engine:
         return {
             "texts": self.texts,
             "evicted": self.evicted,
+            "tables": self.tables,
             "steps": self.steps,
             "preempted": self.preempted,
             "cached": self.cached,

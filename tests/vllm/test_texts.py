@@ -6,6 +6,7 @@ import pytest
 from oracle import dense, specified
 
 from kvlab.fast.lab.engines import plugged
+from kvlab.fast.vllm.settings import completed
 
 SLOW = pytest.mark.slow
 METHODS = (
@@ -50,12 +51,8 @@ def asked(method: str, budget: int = BUDGET) -> dict:
     return {"method": method, "budget": budget}
 
 
-def in_blocks(method: str) -> str:
-    return f"{method}{',' if '@' in method else '@'}page=32,kv_heads=model"
-
-
-def of(found: dict, name: str) -> list[tuple[int, int]]:
-    return [(seen, number) for who, seen, number in found["evicted"] if who == name]
+def of(found: dict, name: str) -> list[list[int]]:
+    return [each for who, *each in found["evicted"] if who == name]
 
 
 def assert_as_specified(model, found: dict, prompts, method: str, budget: int = BUDGET) -> int:
@@ -64,8 +61,16 @@ def assert_as_specified(model, found: dict, prompts, method: str, budget: int = 
     for name, prompt in prompts.items():
         text, evicted = found["texts"][f"{name}/0"], of(found, name)
         for tokens, logp in (
-            dense(model, prompt, text["tokens"], evicted),
-            specified(model, in_blocks(method), budget, prompt, text["tokens"], evicted),
+            dense(model, prompt, text["tokens"], evicted, found["tables"]),
+            specified(
+                model,
+                completed(method, 32),
+                budget,
+                prompt,
+                text["tokens"],
+                evicted,
+                found["tables"],
+            ),
         ):
             assert tokens == text["tokens"]
             assert (
@@ -80,6 +85,20 @@ def test_a_text_is_dense_attention_over_the_blocks_that_kvlab_keeps(driver, mode
     prompts = texts(50, 130, 96)
     found = driver.run(asked(method), [*arriving(prompts), ["drain"]])
     assert assert_as_specified(model[0], found, prompts, method) >= (2 if method == "nacl" else 5)
+
+
+@pytest.mark.parametrize(
+    "method", ["caote:h2o@recent=16", "tova", "snapkv@window=16,schedule=every_block"]
+)
+def test_a_table_per_layer_lets_each_layer_keep_its_own_blocks(driver, model, method):
+    apart = completed(f"{method}{',' if '@' in method else '@'}kv_heads=layer", 32)
+    prompts = texts(50, 130, 96)
+    events = [*arriving(prompts), ["drain"]]
+    found = driver.run(asked(apart), events, enable_prefix_caching=False)
+    assert assert_as_specified(model[0], found, prompts, apart) >= 10
+    first, second = ([each[:3] for each in found["evicted"] if each[3] == n] for n in range(2))
+    assert len(first) == len(second) and first != second
+    assert any("3 is the budget, in each of 2 tables" in line for line in found["log"])
 
 
 def test_no_block_is_evicted_from_a_text_within_the_budget_and_the_log_says_so(driver):
@@ -122,7 +141,8 @@ def test_two_ranks_write_and_evict_what_one_does(driver, method):
 REFUSED = [
     (asked("tova", 63), {}, "two pages of 32"),
     (asked("tova@page=16"), {}, "page = 16 of tova"),
-    (asked("tova@kv_heads=layer"), {}, "kv_heads = 'layer' of tova"),
+    (asked("tova@kv_heads=head"), {}, "kv_heads = 'head' of tova"),
+    (asked("tova@kv_heads=layer"), {}, "--no-enable-prefix-caching"),
     (asked("kivi"), {}, "kivi evicts nothing"),
     (asked("toova"), {}, "did you mean tova"),
     ({"method": "tova"}, {}, '"method" and a "budget"'),
