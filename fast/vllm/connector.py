@@ -100,8 +100,8 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        for table, *evicted in meta.blocks if isinstance(meta, Evictions) else ():
-            self.managers[table].evict(*evicted)
+        for table, name, turn, blocks in meta.blocks if isinstance(meta, Evictions) else ():
+            self.managers[table].evict(name, turn, blocks)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         account, *_ = [each.accounts.pop(request.request_id, None) for each in self.managers]
@@ -112,9 +112,7 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
 
     request_finished_all_groups = request_finished
 
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, *given: Any, **named: Any) -> tuple[int, bool]:
         return 0, False
 
     def get_kv_connector_stats(self) -> Counted | None:
@@ -142,8 +140,8 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
                 each.begin(places, connector_metadata.ended)
 
     def build_connector_worker_meta(self) -> Evictions | None:
-        evicted = [(n, *each) for n, table in enumerate(self.tables) for each in table.end()]
-        return Evictions(evicted) if evicted else None
+        found = [(n, *each) for n, table in enumerate(self.tables) for each in table.end()]
+        return Evictions(found) if found else None
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is loaded from elsewhere or saved."""

@@ -253,12 +253,14 @@ class Turn:
         cache.layers, cache.state.stream = len(queries), dict(remembered[1])
         for name, column in remembered[0].items():
             cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
+        found = []
         for start, end in pieces:
             self.append(cache, given, positions, start, end)
             last = queries.shape[3] - (self.place.seen - end)
             rows = queries[:, :, :, last - (end - start) : last]
-            seen = self.observe_piece(cache, layers, rows, self.clock(len(rows), start, end))
-        return seen
+            clock = self.clock(len(rows), start, end)
+            found.append(self.observe_piece(cache, layers, rows, clock))
+        return found[-1]
 
     def clock(self, layers: int, start: int, end: int) -> BatchClock:
         """Return the clock of tokens ``start`` to ``end``, for all layers."""

@@ -126,13 +126,12 @@ def completed(method: str, block: int) -> str:
 def check_policy(settings: Settings, prefixes: bool) -> None:
     """Raise ValueError unless vLLM can evict by it; ``prefixes``: whether its cache is searched."""
     policy, ours = settings.specification, settings.policy
-    early = policy.evict_before_attend or policy.reposition
     for wrong, must in (
         (not isinstance(policy.budget, Pages), "evict whole blocks down to a budget"),
-        (early, "decide after attention and leave positions as they are"),
+        (policy.evict_before_attend or policy.reposition, "attend first and leave positions"),
         (ours.precision.quantises, "leave the precision as it is: vLLM stores entries"),
         (ours.needs.hidden_states or ours.needs.rotary, "read keys and queries alone"),
-        (settings.per_layer and prefixes, "find no prefix per layer: --no-enable-prefix-caching"),
+        (settings.per_layer and prefixes, "have kv_heads=model, or --no-enable-prefix-caching"),
     ):
         if wrong:
             raise UnsupportedError(f"method = {settings.method!r} must {must}")

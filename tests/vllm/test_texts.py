@@ -51,8 +51,9 @@ def asked(method: str, budget: int = BUDGET) -> dict:
     return {"method": method, "budget": budget}
 
 
-def of(found: dict, name: str) -> list[list[int]]:
-    return [each for who, *each in found["evicted"] if who == name]
+def of(found: dict, name: str) -> list[tuple[int, int, int]]:
+    evicted = found["evicted"]
+    return [(seen, number, table) for who, seen, number, table in evicted if who == name]
 
 
 def assert_as_specified(model, found: dict, prompts, method: str, budget: int = BUDGET) -> int:
