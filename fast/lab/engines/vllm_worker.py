@@ -49,7 +49,8 @@ def main() -> None:
         for number, prompt in together:
             engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
         requests |= scheduler.requests
-        accounts += getattr(getattr(scheduler.connector, "manager", None), "accounts", {}).values()
+        if "additional_config" in settings:
+            accounts += scheduler.connector.managers[0].accounts.values()
         while engine.has_unfinished_requests():
             for output in engine.step():
                 answers[int(output.request_id)] = output.outputs[0]
