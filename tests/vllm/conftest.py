@@ -32,9 +32,12 @@ CONFIG = LlamaConfig(
 BLOCKS = {"num_gpu_blocks_override": 60}
 
 
+QUICK = ("that_kvlab_keeps[caote:h2o@recent=16]", "keep_its_own_blocks[tova]")
+
+
 def pytest_itemcollected(item):
-    """Leave what starts vLLM to `make vllm` and `make test-all`."""
-    if "python" in item.fixturenames:
+    """Leave what starts vLLM to `make vllm` and `make test-all`, but for the quick part."""
+    if "python" in item.fixturenames and not item.name.endswith(QUICK):
         item.add_marker(pytest.mark.slow)
 
 

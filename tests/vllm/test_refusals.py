@@ -21,6 +21,7 @@ WITH = {
     "model_config.get_total_num_kv_heads": lambda: 4,
     "cache_config.cache_dtype": "auto",
     "cache_config.block_size": 32,
+    "cache_config.enable_prefix_caching": True,
     "device_config.device_type": "cpu",
     "compilation_config.cudagraph_mode": SimpleNamespace(name="FULL"),
     "scheduler_config.async_scheduling": True,
@@ -83,6 +84,17 @@ PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
 def test_a_configuration_is_refused_by_name(change, reason):
     with pytest.raises(UnsupportedError, match=reason):
         settings_of(configured(**change))
+
+
+@pytest.mark.usefixtures("known")
+def test_tables_per_layer_share_no_prefixes():
+    kvlab = {"kvlab": {"method": "tova@kv_heads=layer", "budget": 96}}
+    found = settings_of(
+        configured(**{"additional_config": kvlab, "cache_config.enable_prefix_caching": False})
+    )
+    assert found is not None and found.per_layer
+    with pytest.raises(UnsupportedError, match="--no-enable-prefix-caching"):
+        settings_of(configured(additional_config=kvlab))
 
 
 @pytest.mark.parametrize(
