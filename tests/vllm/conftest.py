@@ -32,7 +32,7 @@ CONFIG = LlamaConfig(
 BLOCKS = {"num_gpu_blocks_override": 60}
 
 
-QUICK = ("that_kvlab_keeps[caote:h2o@recent=16]", "keep_its_own_blocks[tova]")
+QUICK = ("that_kvlab_keeps[caote:h2o@recent=16]", "keep_its_own_blocks[tova-True]")
 
 
 def pytest_itemcollected(item):
