@@ -1,8 +1,8 @@
 """Memory and time of serving a model under a policy: bytes and operations, and a roofline.
 
 Every kernel takes the longer of moving its bytes and doing its arithmetic, at a stated share of the
-hardware's peak, and a fixed time to start. Sequences of a batch are at the same step. Everything is
-counted for 16-bit weights on one device; communication between devices is not modelled.
+hardware's peak, and every launch a fixed time to start. Sequences of a batch are at the same step.
+Everything is counted for 16-bit weights on one device, without communication between devices.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.occupancy import Occupancy, mean_of_layers, occupancies
-from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
+from kvlab.reference.simulator.sizes import COUNTED_LAYERS, LAUNCHES, WIDE, Hardware, Shape
 from kvlab.reference.simulator.work import ELEMENT, NUMBER, Sizes, Work, rating
 
 
@@ -33,8 +33,8 @@ class Runtime:
     """Share of the peak bandwidth that kernels reach."""
     flops_share: float = 0.6
     """Share of the peak arithmetic that matrix products reach."""
-    start: float = 3e-6
-    """Seconds that the device loses between two kernels."""
+    start: float = 2.4e-6
+    """Seconds that the device loses between two kernels: as an H200 did with H2O's CUDA graph."""
     host: float = 0.0
     """Seconds that the host takes to launch a kernel: a step never takes less than all its
     launches together. 0: recorded once and replayed, as with CUDA graphs."""
@@ -57,12 +57,13 @@ class Kernel:
     bytes: Float[Array, " steps"]
     flops: Float[Array, " steps"]
     launches: Float[Array, " steps"]
+    """How often it runs in a layer."""
 
     def seconds(self, hardware: Hardware, runtime: Runtime) -> Float[Array, " steps"]:
-        """Time on the device."""
+        """Time on the device, once it has started."""
         moving = self.bytes / (hardware.bandwidth * runtime.bandwidth_share)
         computing = self.flops / (hardware.flops * runtime.flops_share)
-        return np.maximum(moving, computing) + self.launches * runtime.start
+        return np.maximum(moving, computing)
 
 
 @dataclass(frozen=True)
@@ -160,15 +161,15 @@ class Plan:
         looked_at = shape.heads * shape.head_dim * attended
         head = shape.vocabulary * shape.hidden
         numbers = {
-            "projections": (L * WIDE * shape.projections, 2 * b * L * shape.projections, 2 * L),
-            "feed-forward": (L * WIDE * shape.feed_forward, 2 * b * L * shape.feed_forward, 2 * L),
-            "attention": (self.runtime.passes * b * L * stored, 4 * b * L * looked_at, L),
-            "pointwise": (b * L * 12 * WIDE * shape.hidden, 0, 4 * L),
+            "projections": (L * WIDE * shape.projections, 2 * b * L * shape.projections, 1),
+            "feed-forward": (L * WIDE * shape.feed_forward, 2 * b * L * shape.feed_forward, 1),
+            "attention": (self.runtime.passes * b * L * stored, 4 * b * L * looked_at, 1),
+            "pointwise": (b * L * 12 * WIDE * shape.hidden, 0, 1),
             "vocabulary": (WIDE * head, 2 * b * head, 1),
         }
         for name, work in self.policy_work.items():
             heads = b * L * shape.kv_heads
-            numbers[name] = (heads * work.bytes, heads * work.flops, L * work.launches)
+            numbers[name] = (heads * work.bytes, heads * work.flops, work.launches)
         return {
             name: Kernel(*(np.broadcast_to(np.asarray(x, float), self.generated) for x in each))
             for name, each in numbers.items()
@@ -178,8 +179,20 @@ class Plan:
     def step_seconds(self) -> Float[Array, " steps"]:
         """Time of every step of decoding."""
         device = np.sum([k.seconds(self.hardware, self.runtime) for k in self.kernels.values()], 0)
-        launches = np.sum([k.launches for k in self.kernels.values()], axis=0)
-        return np.maximum(device, launches * self.runtime.host)
+        device = device + self.launches * self.runtime.start
+        return np.maximum(device, self.launches * self.runtime.host)
+
+    @property
+    def launches(self) -> Float[Array, " steps"]:
+        """Launches of every step, as `LAUNCHES` says.
+
+        A method that was not counted has those of the full cache, and one per layer for each kind
+        of the policy's own kernels.
+        """
+        counted = LAUNCHES.get(self.policy.name.partition("@")[0])
+        own = sum(each.launches for each in self.policy_work.values())
+        found = LAUNCHES["full"] + COUNTED_LAYERS * own if counted is None else counted
+        return np.broadcast_to(found * self.shape.layers / COUNTED_LAYERS, self.generated)
 
     @property
     def prefill_seconds(self) -> float:
@@ -211,9 +224,10 @@ class Plan:
 
     @property
     def eviction_share(self) -> float:
-        """Share of the decoding time that the policy's own kernels take."""
+        """Share of the decoding time that the policy's own bytes, operations and launches take."""
         own = [self.kernels[name].seconds(self.hardware, self.runtime) for name in self.policy_work]
-        return float(np.sum(own) / np.sum(self.step_seconds))
+        more = self.launches - LAUNCHES["full"] * self.shape.layers / COUNTED_LAYERS
+        return float((np.sum(own) + np.sum(more) * self.runtime.start) / np.sum(self.step_seconds))
 
     def with_batch(self, batch: int) -> "Plan":
         """Return the same plan for another number of sequences."""

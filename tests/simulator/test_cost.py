@@ -10,7 +10,14 @@ from tolerances import DECIMALS, FLOAT64
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, Runtime
-from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Hardware, Shape, find_shape
+from kvlab.reference.simulator.sizes import (
+    HARDWARE,
+    LAUNCHES,
+    SHAPES,
+    Hardware,
+    Shape,
+    find_shape,
+)
 from kvlab.reference.simulator.work import Sizes, rating
 from kvlab.reference.transformer import ModelConfig
 
@@ -156,8 +163,11 @@ def test_time_of_a_step_by_hand():
 
 def test_the_host_bounds_a_step_from_below():
     slow_host = plan(runtime=replace(PLAIN, host=1.0))
-    launches = sum(kernel.launches[0] for kernel in slow_host.kernels.values())
-    assert slow_host.step_seconds[0] == launches == 32 * 9 + 1
+    assert slow_host.step_seconds[0] == LAUNCHES["full"]
+    uncounted = LAUNCHES["full"] + 3 * 32
+    for spec, wanted in {("kivi@residual=32",): LAUNCHES["kivi"], ("raas", 128): uncounted}.items():
+        half = replace(SHAPES["llama-3.1-8b"], layers=16)
+        assert plan(*spec, shape=half).launches.max() == wanted / 2
 
 
 def test_quantising_is_work():
