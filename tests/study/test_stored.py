@@ -73,7 +73,7 @@ def test_the_ledger_has_what_is_stored(command, rows, figures_of):
 
 def test_the_page_of_results_shows_what_is_stored():
     page = Path("docs/results.md").read_text("utf-8")
-    for name in ("study", "baselines", "loss_smollm2"):
+    for name in ("study", "baselines", "loss_smollm2", "newer_loss"):
         found = stored_summary(name)
         table = gains_table(found.gains, main_measure(found.points))
         assert table.markdown("`{}`".format).strip() in page
