@@ -1,6 +1,7 @@
-"""Pages that fit: long tables open on a click, and long names in them break at their joints."""
+"""Pages that fit: tables open on a click, long names break, phones get narrow pictures."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -20,6 +21,9 @@ TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*\n?)+)", re.MULTILINE)
 CELL = re.compile(r"(<t([dh])\b[^>]*>)(.*?)(</t\2>)", re.DOTALL)
 JOINT = re.compile(r"(?<=[@:=/_])(?=\w)|(?<=[,.])(?=[A-Za-z_])|(?<=[a-z0-9])(?=[A-Z])")
 WORD = re.compile(r"(<[^>]*>)|[^\s<]{9,}")
+NARROW = Path(__file__).parents[1] / "images" / "narrow"
+"""Pictures for a phone, by the names of the wide ones."""
+IMAGE = re.compile(r'<img\b[^>]*\bsrc="([^"]*images/)([^"/]+\.svg)"[^>]*>')
 INTERVAL = re.compile(r"\([−+.\d]+ to [−+.\d]+\)(?: ≈)?")
 
 
@@ -39,6 +43,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         block = folded(label, [inside.strip()], "note")
         text = f"{before}{heading}\n{block}\n{following}{after}"
     return text
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Offer a phone the narrow drawing of a picture that has one."""
+
+    def both(found: re.Match[str]) -> str:
+        if not (NARROW / found[2]).exists():
+            return found[0]
+        narrow = f"{found[1]}narrow/{found[2]}"
+        source = f'<source media="(max-width: 45em)" srcset="{narrow}">'
+        return f"<picture>{source}{found[0]}</picture>"
+
+    return IMAGE.sub(both, html)
 
 
 def on_page_context(context: Any, page: Page, **_: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.benchmarks.results import Result
-from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
+from kvlab.fast.lab.drawing import GREY, INK, NARROW, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.reports import Block, Code, Drawing, Heading, Text
 from kvlab.fast.lab.tables import Column, counted, percent, tabulate
 from study.stored import RESULTS
@@ -108,14 +108,15 @@ def first_token(full: Mapping[str, Any]) -> tuple[Column, Column]:
 
 def speeds(outcomes: Sequence[Mapping[str, Any]]) -> Picture:
     """Draw tokens per second, from the lowest to the highest round, beside the full cache's."""
-    figure, (axes,) = canvas(height=0.7 + 0.2 * len(outcomes))
+    figure, (axes,) = canvas(width=NARROW, height=0.7 + 0.29 * len(outcomes))
     for place, each in enumerate(reversed(outcomes)):
         ends = [[each["median"] - each["lowest"]], [each["highest"] - each["median"]]]
         colour = COLOURS.get(each["name"].partition(" ")[0].removesuffix("'s"), GREY)
         axes.errorbar(each["median"], place, xerr=ends, fmt="o", color=colour, markersize=4)
     axes.axvline(outcomes[0]["median"], color=GREY, linestyle=":", linewidth=1)
     names = [f"{each['name']} ({each['peak']['bytes'] / 2**20:.1f} MiB)" for each in outcomes]
-    axes.set(yticks=range(len(names)), yticklabels=reversed(names), xlim=(0, None))
+    name_rows(axes, names)
+    axes.set(xlim=(0, None))
     axes.set_xlabel(f"tokens per second; dotted: {outcomes[0]['name']}")
     return finish(
         figure,
@@ -299,11 +300,12 @@ def served(result: Result) -> Iterator[Block]:
         yield tabulate(rows, SERVED)
 
 
-def throughput(result: Result) -> Picture:
+def throughput(result: Result, narrow: bool = False) -> Picture:
     """Draw tokens per second over the memory, a curve per method, beside the full cache's."""
     pools = result["pools"]
     shares = sorted({each["share"] for rows in pools.values() for each in rows})
-    figure, every = canvas(columns=len(pools))
+    panels = {"rows": len(pools), "width": NARROW, "height": 4.4 * len(pools)} if narrow else {}
+    figure, every = canvas(**{"columns": 1 if narrow else len(pools), **panels})
     for axes, (length, rows) in zip(every, pools.items(), strict=True):
         for method in dict.fromkeys(each["method"] for each in rows):
             found = {x["share"]: x["tokens_per_second"] for x in rows if x["method"] == method}
@@ -313,7 +315,7 @@ def throughput(result: Result) -> Picture:
                 axes.plot(shares, [found[x] for x in shares], "o-", label=label, **full)
         axes.set(title=f"prompts of {int(length):,} tokens", xlabel="memory, of what all need")
         axes.set(xticks=shares, xticklabels=map(percent, shares), ylim=(0, None))
-    every[0].set_ylabel("tokens per second of CPU time")
+        axes.set_ylabel("tokens per second of CPU time" if narrow or axes is every[0] else "")
     return finish(
         figure,
         "Tokens per second that vLLM writes over the memory that it has: the full cache loses as "
@@ -333,4 +335,6 @@ LAYOUTS: Mapping[str, tuple[str, Callable[[Result], Iterator[Block]]]] = {
 
 
 if __name__ == "__main__":
-    throughput(results()[VLLM]).save(Path(sys.argv[1]) / "images" / "vllm.svg")
+    for narrow, folder in ((False, ""), (True, "narrow")):
+        picture = throughput(results()[VLLM], narrow)
+        picture.save(Path(sys.argv[1]) / "images" / folder / "vllm.svg")

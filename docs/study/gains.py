@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
+from kvlab.fast.lab.drawing import GREY, NARROW, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.controls import is_significant
 from study.stored import stored_summary
 
@@ -19,7 +19,7 @@ CHARTS = {
 """Sweep, file, scale and unit: loss is better where it is lower."""
 
 
-def draw(sweep: str) -> Picture:
+def draw(sweep: str, narrow: bool) -> Picture:
     """Draw the gain of every method that gains at some budget, a panel per budget."""
     _, scale, unit = CHARTS[sweep]
     gains = stored_summary(sweep).gains
@@ -27,20 +27,27 @@ def draw(sweep: str) -> Picture:
     shown = [each for each in gains if each.second in better and each.budget is not None]
     budgets = list(dict.fromkeys(each.budget for each in shown))
     names = list(dict.fromkeys(each.second for each in shown))
-    figure, axes = canvas(len(budgets), width=10, height=0.9 + 0.24 * len(names), sharey=True)
+    if narrow:
+        height = 0.4 + len(budgets) * (0.4 + 0.27 * len(names))
+        figure, axes = canvas(rows=len(budgets), width=NARROW, height=height, sharex=True)
+    else:
+        figure, axes = canvas(len(budgets), width=10, height=0.9 + 0.24 * len(names), sharey=True)
     for place, budget in zip(axes, budgets, strict=True):
         place.axvline(0, color=GREY, linewidth=0.8)
         for each in shown:
             if each.budget != budget:
                 continue
-            row, found = len(names) - names.index(each.second), each.difference
+            row, found = len(names) - 1 - names.index(each.second), each.difference
             ends = sorted((scale * found.low, scale * found.high))
             colour = "tab:blue" if is_significant(each) else GREY
             place.plot(ends, [row, row], "-", color=colour, linewidth=1.5)
             marker = "o" if is_significant(each) else "|"
             place.plot(scale * found.mean, row, marker, color=colour, markersize=5)
         place.set_title(f"{budget} entries")
-        place.set_yticks(range(len(names), 0, -1), names)
+        if narrow:
+            name_rows(place, names)
+        else:
+            place.set_yticks(range(len(names) - 1, -1, -1), names)
     figure.supxlabel(f"{unit}, 95 % intervals", fontsize=8.5)
     return finish(figure, f"{unit.capitalize()}, with 95 % intervals. Blue: significant.", "none")
 
@@ -48,7 +55,8 @@ def draw(sweep: str) -> Picture:
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are.")]) -> None:
     """Write the charts."""
     for sweep, (name, *_) in CHARTS.items():
-        draw(sweep).save(directory / "images" / name)
+        for narrow, folder in ((False, ""), (True, "narrow")):
+            draw(sweep, narrow).save(directory / "images" / folder / name)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 import typer
 from jaxtyping import Float
 
-from kvlab.fast.lab.drawing import Picture, canvas, finish
+from kvlab.fast.lab.drawing import NARROW, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.controls import is_significant
 from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, paired_tests
 from kvlab.fast.lab.evaluate.statistics import Interval
@@ -178,13 +178,21 @@ def _shares(cells: Float[Array, "scores protections"]) -> tuple[float, float, fl
     return by_score, by_protection, max(0.0, 1 - by_score - by_protection)
 
 
-def draw(model: str) -> Picture:
+ON_PAGES = ("both", "jumps", "smollm2")
+"""Maps that pages show, and phones in a column; they link to the others."""
+
+
+def draw(model: str, narrow: bool = False) -> Picture:
     """Draw scores × protections, a panel per task and budget; ▲ ▼ mark gains and losses."""
     panels = [panel(*each) for each in PANELS[model]]
     most = max(len(each.scores) for each in panels)
-    figure, axes = canvas(len(panels), width=12.5, height=1.9 + 0.27 * most, sharey=False)
+    height = 1.9 + 0.27 * most
+    if narrow:
+        figure, axes = canvas(rows=len(panels), width=NARROW + 0.4, height=height * len(panels))
+    else:
+        figure, axes = canvas(len(panels), width=12.5, height=height)
     for first, (place, each) in enumerate(zip(axes, panels, strict=True)):
-        _draw(place, each, names=first == 0 or each.scores != panels[0].scores)
+        _draw(place, each, names=narrow or first == 0 or each.scores != panels[0].scores)
     text = "; ".join(
         f"{each.task} at {each.budget}: protection explains "
         f"{each.explained['protection'].percent(0)} % of the variance, the score "
@@ -215,7 +223,10 @@ def _draw(axes: Any, each: Panel, names: bool) -> None:
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
-    axes.set_title(f"{TITLES[each.sweep]}\nat {each.budget} of the entries\n{knobs}", fontsize=8)
+    axes.set_title(
+        f"{TITLES[each.sweep]}\nat {each.budget} of the entries; darker is better\n{knobs}",
+        fontsize=8,
+    )
 
 
 def papers(sweep: str) -> Table:
@@ -280,7 +291,8 @@ def figures() -> Iterator[dict[str, Any]]:
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are.")]) -> None:
     """Write the pictures and the figures."""
     for model in PANELS:
-        draw(model).save(directory / "images" / f"map-{model}.svg")
+        for narrow, folder in ((False, ""), (True, "narrow"))[: 1 + (model in ON_PAGES)]:
+            draw(model, narrow).save(directory / "images" / folder / f"map-{model}.svg")
     text = json.dumps([*figures(), *left_open()], indent=1)
     (directory / "images" / "map.json").write_text(f"{text}\n", encoding="utf-8")
 

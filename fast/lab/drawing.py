@@ -6,6 +6,7 @@ reader's light or dark theme.
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -24,6 +25,8 @@ GREY = "0.5"
 RED = "tab:red"
 """For limits, and for points that a reader should notice."""
 PIXELS_PER_INCH = 96
+NARROW = 4.4
+"""Inches that a phone shows without scrolling."""
 
 LIGHT_OR_DARK = (
     "svg{color:#000;background:#fff}"
@@ -96,6 +99,14 @@ def canvas(
         each.tick_params(labelsize=8)
         each.set_prop_cycle(cycler(linestyle=("-", "-.")) * matplotlib.rcParams["axes.prop_cycle"])
     return figure, list(axes.flat)
+
+
+def name_rows(axes: "Axes", names: Sequence[str]) -> None:
+    """Write the names of rows above them, the first at the top: beside them they take its room."""
+    axes.set(yticks=[], ylim=(-0.5, len(names)))
+    edge = axes.get_yaxis_transform()
+    for place, name in enumerate(reversed(names)):
+        axes.text(0.01, place + 0.25, name, transform=edge, fontsize=7.5)
 
 
 def finish(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-PICTURES = sorted(Path("docs/images").resolve().glob("*.svg"))
+IMAGES = Path("docs/images").resolve()
+PICTURES = sorted([*IMAGES.glob("*.svg"), *IMAGES.glob("narrow/*.svg")])
 OUTSIDE = """() => {
   const root = document.documentElement.getBoundingClientRect();
   return [...document.querySelectorAll("text")].filter(text => {
@@ -20,7 +21,7 @@ def shown(reader):
     return lambda path: found.open(path.as_posix().removeprefix("/"))
 
 
-@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: str(path.relative_to(IMAGES)))
 def test_no_text_leaves_its_picture(shown, path):
     page = shown(path)
     assert page.locator("text").count() and not page.evaluate(OUTSIDE)

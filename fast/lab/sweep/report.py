@@ -345,7 +345,7 @@ def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
     percent = [f"{100 * share:.0f}" for share in np.linspace(0, 1, depths)]
     for axes, (at, points) in zip(panels, shown.items(), strict=False):
         shares = np.array([[np.mean(p.outcomes[n::depths]) for p in points] for n in range(depths)])
-        style: dict[str, Any] = {"cmap": "viridis", "edgecolors": "white", "linewidth": 0.5}
+        style: dict[str, Any] = {"cmap": "YlGnBu", "edgecolors": "white", "linewidth": 0.5}
         mesh = axes.pcolormesh(shares, vmin=0, vmax=1, **style)
         axes.set_xticks(np.arange(len(found)) + 0.5, lengths)
         axes.set_yticks(np.arange(depths) + 0.5, percent)
