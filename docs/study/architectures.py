@@ -43,6 +43,7 @@ IMAGE = 90
 """The token of an image; other special tokens are above it."""
 TOLERANCE = 1e-4
 """Largest distance of two logit vectors, as a share of the length of the stock model's."""
+WITH_IMAGE = "same with an image"
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "at once": ("plain", {"policy": "full"}),
     "padded": ("padded", {"policy": "full"}),
@@ -200,7 +201,7 @@ def _distances(
                 remarks.append(f"; refused {way}")
             else:
                 found[way] = logit_distance(logits[text["real"]], expected[kind][text["real"]])
-                remarks += ["; same with an image"] if kind == "image" else []
+                remarks += [f"; {WITH_IMAGE}"] if kind == "image" else []
     return found, remarks
 
 
@@ -250,12 +251,19 @@ def page(results: list[Result]) -> str:
 
 
 def _distances_of(results: list[Result]) -> str:
-    """Write a line per configuration, with its classes and their distances, as `_reasons_of`."""
-    classes: dict[str, list[str]] = {}
+    """Write a line per configuration: its largest distance, and its classes, as `_reasons_of`."""
+    classes: dict[str, dict[str, float]] = {}
     for one in results:
-        classes.setdefault(one.configuration, []).append(f"{one.name} ({one.why})")
+        distance, *remarks = one.why.split("; ")
+        image = WITH_IMAGE in remarks
+        others = [f" ({each})" for each in remarks if each != WITH_IMAGE]
+        name = "".join([one.name, " †" * image, *others])
+        classes.setdefault(one.configuration, {})[name] = float(distance)
     lines = sorted(classes.items(), key=lambda item: -len(item[1]))
-    return "\n".join(f"- **{escape_markdown(how)}**: {', '.join(names)}" for how, names in lines)
+    return "\n".join(
+        f"- **{escape_markdown(how)}**, at most {max(found.values()):.0e}: {', '.join(found)}"
+        for how, found in lines
+    )
 
 
 def _reasons_of(results: list[Result]) -> str:

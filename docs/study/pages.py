@@ -84,7 +84,7 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     elif Verdict.REFUTED in printed:
         kind, status = "warning", "holds in part"
     elif any(verdict.fails for verdict in printed):
-        kind, status = "example", "printed of other models, not shown by all of ours"
+        kind, status = "example", "not shown by all our models"
     elif (own or row.tests or row.figures) and row.declared:
         kind, status = "tip", "checked in part"
     elif own or row.tests or row.figures:
@@ -96,7 +96,7 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     here = [tag for tag in row.claims if first[tag] is row]
     lines = [f"**{tag}** {found(results[tag])}{machine_checked(tag)}" for tag in here]
     others = [
-        f"[{tag}](#{tag.lower()})" + (" (fails in other items alone)" * (tag in row.elsewhere))
+        f"[{tag}](#{tag.lower()})" + (" (fails elsewhere alone)" * (tag in row.elsewhere))
         for tag in row.claims
         if tag not in here
     ]
@@ -133,7 +133,7 @@ def machine_checked(tag: str) -> str:
     own = [each for each in theorems() if tag in each.claims]
     named = " and ".join(f"`{each.name}`" for each in own)
     file = own and f"`{PLACE}{own[0].paper}.v`"
-    return f"<br>*Checked by Rocq, for every size:* {named} in {file}" if own else ""
+    return f"<br>*Rocq:* {named} in {file}" if own else ""
 
 
 def figures_of(measured: Sequence[Measured]) -> Iterator[str]:
