@@ -98,7 +98,7 @@ def test_lengths_give_what_was_counted_and_the_pages_say_it():
     )
     page = Path("docs/score_or_protection.md").read_text("utf-8")
     assert (loss[39], writing[26]) == ("99 %", "99 %") and "at least 99 %" in page
-    assert f"at 50 % {writing[64]} of those written do, but only {loss[96]}" in page
+    assert f"at 50 %, {writing[64]} of those written do, but only {loss[96]}" in page
 
 
 def test_the_page_of_both_knobs_shows_what_is_stored():
