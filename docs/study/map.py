@@ -222,9 +222,10 @@ def _draw(axes: Any, each: Panel, names: bool) -> None:
     axes.set_yticks(range(len(each.scores)), [SCORES[s] for s in each.scores] if names else [])
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
+    kept = f"{each.budget} {'of the ' if '%' in each.budget else ''}entries"
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
     axes.set_title(
-        f"{TITLES[each.sweep]}\nat {each.budget} of the entries; darker is better\n{knobs}",
+        f"{TITLES[each.sweep]}\nat {kept}; darker is better\n{knobs}",
         fontsize=8,
     )
 
