@@ -47,5 +47,5 @@ def written_results() -> str:
             parts.append(shown(block) if isinstance(block, Drawing) else written(block))
             if drawn and isinstance(block, Table):
                 parts[-1] = folded("The figures", [parts[-1]], "note")
-            drawn = isinstance(block, Drawing)
+            drawn = drawn or isinstance(block, Drawing)
     return "\n\n".join(parts)

@@ -295,6 +295,7 @@ def served(result: Result) -> Iterator[Block]:
         f"same round, the median of {counted(asked['rounds'], 'round')}. “accepted” is the share "
         "of the tokens written that the full cache finds likeliest, after the same tokens."
     )
+    yield Drawing("served", "Tokens per second over the memory", throughput(result))
     for length, rows in result["pools"].items():
         yield Heading(f"Prompts of {int(length):,} tokens", 3)
         yield tabulate(rows, SERVED)
