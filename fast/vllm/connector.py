@@ -56,7 +56,7 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
             )
         groups = kv_cache_config.kv_cache_groups
         specs = {type(group.kv_cache_spec) for group in groups}
-        if specs != {EvictingSpec}:
+        if specs != {EvictingSpec} or not (settings.per_layer or len(groups) == 1):
             raise UnsupportedError(
                 f"kvlab: every layer must have full attention by a backend of kvlab, not {specs}"
             )
