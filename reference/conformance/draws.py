@@ -81,6 +81,15 @@ def _twice(x: dict[str, Array]) -> None:
         again[:] = x[name][:, ::2][:, : again.shape[1]]
 
 
+def _heads_apart(x: dict[str, Array]) -> None:
+    """Even heads rate the newest entries highest, odd ones the oldest."""
+    G, n, d = x["keys"].shape
+    rising = np.linspace(-1, 1, n) * (-1.0) ** np.arange(G)[:, None]
+    _logits(2.0, 0.0)(x)
+    x["keys"][..., 0] = np.rint(16 * np.sqrt(d) * rising) / 8
+    x["values"] *= 2.0 ** np.rint(3 * rising)[..., None]
+
+
 ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "plain": lambda x: None,
     "beyond_the_softcap": _beyond_the_softcap,
@@ -92,6 +101,7 @@ ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "far_positions": _far_positions,
     "alpha_near_one": _one_heavy,
     "flat": _flat,
+    "heads_apart": _heads_apart,
     "repeated_entries": _twice,
 }
 """What is changed about queries, keys, values and positions, by variant."""

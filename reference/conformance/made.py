@@ -48,6 +48,12 @@ TIED = ("ties", "repeated_entries")
 OPTION = ("plain", "gqa")
 """Streams of an example that is not the main interpretation of its method."""
 
+OPTION_STEPS = ("observe", "score", "select", "run")
+"""Steps of which the planned cases of options are drawn."""
+
+DECISIONS = 3
+"""Decisions that are shown of a row of options at sizes of kernels."""
+
 NO_SIZES = ("budget", "entries", "most", "without")
 """What `STREAMS` tells besides the sizes of a stream."""
 
@@ -81,6 +87,8 @@ def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator
     Other seeds draw other numbers of the same shapes.
     """
     yield from planned_cases(size, seed, wanted)
+    if size == "kernel":
+        yield from large_option_cases(seed, wanted)
     for example in (each for name in methods.names() for each in methods.examples_of(name)):
         steps = [step for step in STEPS if wanted(f"{composition(example.spec)}.{step}")]
         if steps and not _is_option(example):
@@ -107,17 +115,28 @@ def planned_cases(
 
 def option_cases() -> Iterator[Case]:
     """Draw the planned cases of options: every two values of two options of a method meet."""
-    group, steps = plan.OPTIONS, ("observe", "score", "select", "run")
-    for entry in plan.TABLES["options"]:
-        for number, row in enumerate(plan.rows("options", entry)):
-            spec, budget, stream = plan.asked(entry, row)
-            sizes, found = STREAMS["options"][stream], list[Case]()
-            for attempt in range(ATTEMPTS):
-                drawn = draw_stream(Source(f"options {stream} {attempt}"), **sizes)
-                found = cases_of_stream(Example(spec, budget), drawn, group, steps, number, most=1)
-                if any(case.operation == "run" for case in found):
-                    break
-            yield from found
+    for number, example, stream in plan.option_rows("options"):
+        found = list[Case]()
+        for attempt in range(ATTEMPTS):
+            source = Source(f"options {stream} {attempt}")
+            drawn = draw_stream(source, **STREAMS["options"][stream])
+            found = cases_of_stream(example, drawn, plan.OPTIONS, OPTION_STEPS, number, most=1)
+            if any(case.operation == "run" for case in found):
+                break
+        yield from found
+
+
+def large_option_cases(seed: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
+    """Draw the planned cases of options at sizes of kernels: of every row the last decisions."""
+    for number, example, stream in plan.option_rows("options", "kernel_options"):
+        steps = [step for step in OPTION_STEPS if wanted(f"{composition(example.spec)}.{step}")]
+        if steps:
+            drawn = draw_stream(
+                Source(f"kernel options {stream}", seed), **STREAMS["kernel_options"][stream]
+            )
+            yield from cases_of_stream(
+                example, drawn, plan.LARGE_OPTIONS, steps, 10 * number, DECISIONS, apart=True
+            )
 
 
 def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | None:
@@ -291,9 +310,11 @@ def cases_of_stream(
     first: int = 0,
     most: int | None = None,
     entries: int | None = None,
+    apart: bool = False,
 ) -> list[Case]:
     """Make cases of the last block of each kind that decides, or of the ``most`` last ones.
 
+    ``apart``, every block is a kind of its own.
     ``run``, the whole stream, is a case only if all decisions are clear. Where a number of
     ``entries`` is given, the blocks meet a cache of so many instead of their own.
     """
@@ -309,7 +330,7 @@ def cases_of_stream(
     kinds = {}
     for event in deciding:
         clock = event.looked.seen.clock
-        kinds[clock.prefilling, clock.block > 1, event.stores] = event
+        kinds[clock.prefilling, clock.block > 1, event.stores, apart and clock.seen] = event
     parameters = {**options_of(spec), "budget": example.budget, "softcap": stream.softcap}
     parameters["prompt"] = stream.prompt
     found = []

@@ -3,12 +3,15 @@
 ``drawn.toml`` lists the values, ``plan.toml`` the rows, which ``python -m study.plan`` finds.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from math import prod
 from string import ascii_lowercase, digits
 from typing import Any
 
 from kvlab.reference.files import read_data
+from kvlab.reference.method import Example
 
 TABLES = read_data("conformance/drawn.toml")
 
@@ -18,8 +21,8 @@ DIGITS = digits + ascii_lowercase
 GROUPS = {"small": "pairs", "kernel": "large_pairs", "long": "long_pairs", "plain": "plain"}
 """Sizes of the plan, and the group of their cases."""
 
-OPTIONS = "option_pairs"
-"""Group of the planned cases of options."""
+OPTIONS, LARGE_OPTIONS = "option_pairs", "large_option_pairs"
+"""Groups of the planned cases of options, published and at sizes of kernels."""
 
 SIZES = ("kernel", "long")
 """Sizes at which kernels break; the vectors are ``small``."""
@@ -58,16 +61,22 @@ def rows(size: str, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {name: x[i] for (name, x), i in zip(values.items(), numbers, strict=True)}
 
 
-def asked(entry: Mapping[str, Any], row: dict[str, Any]) -> tuple[str, int | None, str]:
-    """Return method, budget and stream of a row of options."""
+def option_rows(*tables: str) -> Iterator[tuple[int, Example, str]]:
+    """Yield number, example and stream of the rows of options in some tables, method by method."""
+    numbers = defaultdict[str, Iterator[int]](count)
+    for table in tables:
+        for entry in TABLES[table]:
+            for row in rows(table, entry):
+                yield next(numbers[entry["operations"][0]]), *asked(entry, row)
+
+
+def asked(entry: Mapping[str, Any], row: dict[str, Any]) -> tuple[Example, str]:
+    """Return the example and the stream of a row of options."""
     options = {key: x for key, x in row.items() if key not in ("stream", "budget", "base")}
     base, _, own = row.get("base", "").partition("@")
     names = (name for name in (entry["operations"][0], base) if name not in ("every_method", ""))
     told = [own] if own else []
     told += [f"{key}={str(x).lower()}" for key, x in options.items()]
     budget = row.get("budget", "none")
-    return (
-        f"{':'.join(names)}@{','.join(told)}",
-        None if budget == "none" else budget,
-        row["stream"],
-    )
+    spec = f"{':'.join(names)}@{','.join(told)}"
+    return Example(spec, None if budget == "none" else budget), row["stream"]

@@ -33,12 +33,15 @@ TABLES = (draws.ATTENTION, draws.SCORES, draws.CHANGES, draws.ENCODED, draws.RET
 def test_every_building_block_is_drawn_and_every_variant_is_chosen():
     assert draws.BLOCKS.keys() == plan.SMALL.keys() == OPERATIONS.keys() - {*STEPS}
     chosen = {name for choices in plan.SMALL.values() for name in choices.get("variant", ())}
-    chosen |= {told.get("variant", "plain") for told in STREAMS["small"].values()}
+    for size in ("small", "kernel_options"):
+        chosen |= {told.get("variant", "plain") for told in STREAMS[size].values()}
     assert chosen == {name for table in TABLES for name in table}
 
 
 ENTRIES = [
-    (size, entry) for size in (*plan.GROUPS, "options", "caches") for entry in plan.TABLES[size]
+    (size, entry)
+    for size in (*plan.GROUPS, "options", "kernel_options", "caches")
+    for entry in plan.TABLES[size]
 ]
 
 
