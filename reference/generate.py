@@ -73,8 +73,9 @@ def advance(
 
     def attend(layer: int, queries: Array, keys: Array, values: Array, hidden: Array) -> Array:
         grouped = group_heads(queries, len(keys))
-        given = grouped, keys, values, confidences, model.rotate
-        block = Block(clock, layer, *given, hidden_states=hidden, layers=len(caches))
+        given = clock, layer, grouped, keys, values, confidences, model.rotate
+        own = model.projection(layer)
+        block = Block(*given, hidden_states=hidden, layers=len(caches), projection=own)
         if session.policy.score.joins_layers:
             waiting.append((block, look(session.policy, caches[layer], block)))
             return waiting[-1][1].output.reshape(queries.shape)

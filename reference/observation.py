@@ -77,6 +77,8 @@ class Observation:
     """Layers of the model, those that no policy compresses included."""
     rotary: Rotate | None = None
     """The layer's rotary embedding. None if the score does not read it."""
+    projection: Float[Array, "G rho d D"] | None = None
+    """The layer's output projection W_O, by query heads. None if the score does not read it."""
 
     def logits(self, queries: Float[Array, "G rho w d"]) -> Float[Array, "G rho w n"]:
         """Logits of these queries over the present entries, as the model computes them."""
@@ -88,6 +90,12 @@ class Observation:
         """Rotate vectors by a number of positions, for a score that reads the rotary embedding."""
         assert self.rotary is not None
         return self.rotary(vectors, by)
+
+    @property
+    def projected(self) -> Float[Array, "G rho n D"]:
+        """What every value adds to the hidden state if a query head reads it alone: v_j W_O^h."""
+        assert self.projection is not None
+        return self.values[:, None] @ self.projection
 
     @property
     def query_positions(self) -> Int[Array, " m"]:
@@ -113,6 +121,18 @@ class Needs:
     """Whether the score reads `Observation.hidden_states`; only models have them, not traces."""
     rotary: bool = False
     """Whether the score calls `Observation.rotate`; only models rotate, not traces."""
+    projection: bool = False
+    """Whether the score reads `Observation.projection`; only models have one, not traces."""
+
+    @property
+    def of_models(self) -> str:
+        """What the score reads that only models hand over, in words; empty if it reads nothing."""
+        given = {
+            "hidden states": self.hidden_states,
+            "the rotary embedding": self.rotary,
+            "the output projection": self.projection,
+        }
+        return " and ".join(what for what, asked in given.items() if asked)
 
 
 NO_ATTENTION = Needs(rows="none")

@@ -36,6 +36,8 @@ class Block:
     """What the model projects to queries, keys and values, for scores that read it."""
     layers: int = 1
     """Layers of the model."""
+    projection: Float[Array, "G rho d D"] | None = None
+    """The layer's output projection, cut by query heads, for scores that read it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
 
     Raises:
         ValueError: on wrong shapes, on NaN or infinity, if protected entries exceed the budget, if
-            the block lacks the hidden states that the score reads, and if all layers of a model
+            the block lacks what the score reads of the model, and if all layers of a model
             decide together.
     """
     if policy.score.joins_layers and block.layers > 1:
@@ -152,6 +154,7 @@ def _observe_attention(
         hidden_states=block.hidden_states if policy.score.needs.hidden_states else None,
         layers=block.layers,
         rotary=block.rotate if policy.score.needs.rotary else None,
+        projection=block.projection if policy.score.needs.projection else None,
     )
     return output, seen
 
@@ -234,6 +237,8 @@ def _check_block(policy: Policy, cache: LayerCache, block: Block) -> None:
         raise ValueError(
             f"{policy.name} reads the rotary embedding: only models that have one hand it over"
         )
+    if policy.score.needs.projection and block.projection is None:
+        raise ValueError(f"{policy.name} reads the output projection: only models hand it over")
     for name in ("queries", "keys", "values", *hidden):
         if not np.isfinite(getattr(block, name)).all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")

@@ -210,6 +210,11 @@ class Transformer:
         """Turn vectors by a number of positions (RoPE); negative numbers turn back."""
         return turn(vectors, self._rotation(positions))
 
+    def projection(self, layer: int) -> Float[Array, "G rho d D"]:
+        """Return W_O, which projects what the query heads of a layer read to the hidden state."""
+        weight, config = self.weights[f"model.layers.{layer}.self_attn.o_proj.weight"], self.config
+        return weight.T.reshape(config.kv_heads, -1, config.head_dim, len(weight))
+
     def _rotation(self, positions: Int[Array, "..."]) -> Rotation:
         # Models are trained with angles in float32, whatever precision the rest is computed in.
         angles = positions[..., None].astype(np.float32) * self._frequencies

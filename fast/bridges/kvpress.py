@@ -163,11 +163,12 @@ class MethodPress(kvpress.BasePress):
         """Return the method's policy; ValueError if a press cannot do what it does."""
         if parse(self.method, **self.options).parts[-1].needs_budget:
             policy = methods.get(self.method, entries, **self.options)
-            if policy.schedule.due(Clock(8, 8, 8)) and policy.is_plain and not policy.joins_layers:
+            more = policy.joins_layers or policy.needs.projection or not policy.is_plain
+            if policy.schedule.due(Clock(8, 8, 8)) and not more:
                 return policy
         raise ValueError(
             f"method = {self.method!r} must take a budget, evict after the prompt, each layer for "
-            "itself, and keep entries as they are, to be a press"
+            "itself, read no output projection, and keep entries as they are, to be a press"
         )
 
     def compress(

@@ -7,7 +7,7 @@ both move with the entries and the sequences. That copies keys and values to the
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,10 +51,7 @@ class HostScore(Score[reference.Score]):
 
     @property
     def needs(self) -> Needs:
-        needs = self.spec.needs
-        return Needs(
-            needs.rows, needs.prompt, hidden_states=needs.hidden_states, rotary=needs.rotary
-        )
+        return replace(super().needs, heads="apart", sums_rows=False, may_wait=False)
 
     def observe(self, state: State, seen: Observation) -> None:
         for row in sequences(seen):
@@ -167,6 +164,7 @@ class HostSequence:
             softcap=seen.view.softcap,
             hidden_states=None if hidden is None else as_array(hidden[number, first:]),
             rotary=on_arrays(seen.rotations[0]) if seen.rotations else None,
+            projection=as_array(seen.projections[0]) if seen.projections else None,
         )
 
     def _attention(self, seen: Observation, rho: int, block: int) -> Array:

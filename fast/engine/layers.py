@@ -51,6 +51,8 @@ class Block:
     """Layers of the model."""
     model: Any = None
     """The model, if the score reads hidden states."""
+    projection: Float[Tensor, "G rho d D"] | None = None
+    """The layer's output projection, cut by query heads, if the score reads it."""
 
 
 @dataclass(eq=False)

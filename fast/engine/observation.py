@@ -257,6 +257,8 @@ class Observation:
     """As in the reference, in the number format of the computation, for a score that reads them."""
     rotations: Sequence[Rotate] = ()
     """The rotary embedding of each layer, for a score that reads them."""
+    projections: Sequence[Float[Tensor, "G rho d D"]] = ()
+    """The output projection of each layer, cut by query heads, for a score that reads them."""
     model: Any = None
     """The model that computes, for a score that reads hidden states."""
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -328,6 +330,17 @@ class Observation:
         by = by.expand(len(vectors), *by.shape[1:])
         given = zip(self.rotations, vectors.chunk(layers), by.chunk(layers), strict=True)
         return joined([rotate(*own) for rotate, *own in given])
+
+    def projected_lengths(self) -> PerEntry:
+        """Return the mean over query heads of ‖v_j W_O^h‖, a value's length as each layer projects.
+
+        Its square is v_j W_O^h (W_O^h)ᵀ v_jᵀ: no vector of the model's width is made.
+        """
+        squares, layers = [], self.values.chunk(len(self.projections))
+        for projection, values in zip(self.projections, layers, strict=True):
+            weights, values = projection.to(values), values[:, :, None]
+            squares.append((values @ (weights @ weights.mT) * values).sum(dim=-1))
+        return joined(squares).clamp(min=0).sqrt().mean(dim=2)
 
     def part(self, rows: slice, attended: Attended) -> "Observation":
         """Return what some rows of the block saw."""

@@ -95,6 +95,8 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     queries = block.queries if single and cache.triton else block.queries.to(cache.dtype)
     if policy.needs.rotary and block.rotate is None:
         raise ValueError(f"{policy.name} reads the rotary embedding: the block must have it")
+    if policy.needs.projection and block.projection is None:
+        raise ValueError(f"{policy.name} reads the output projection: the block must have it")
     if policy.specification.reposition:
         queries = queries.to(cache.dtype)
         queries, view = reposition(queries, view, block.clock.seen, block.rotate)
@@ -148,6 +150,7 @@ def _observation(group: Group, step: Step) -> Observation:
         hidden_states=joined(given).to(queries.dtype) if given else None,
         rotations=[each.rotate for each in step.blocks if each.rotate is not None],
         model=block.model,
+        projections=[each.projection for each in step.blocks if each.projection is not None],
     )
 
 

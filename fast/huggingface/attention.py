@@ -155,6 +155,7 @@ def attention(
         _hidden_states(module, layer, query) if text.policy.needs.hidden_states else None,
         len(layer.owner.layers),
         shared.model if text.policy.needs.hidden_states else None,
+        _projection(module, text.policy.name, G, H, d) if text.policy.needs.projection else None,
     )
     layer.waiting = None
     output = attend(text.layers, layer.place, block)
@@ -173,6 +174,21 @@ def _hidden_states(
             "given as an argument with a row for every token: use another method with this model"
         )
     return given.to(query.device)
+
+
+def _projection(
+    module: torch.nn.Module, asking: str, G: int, H: int, d: int
+) -> Float[Tensor, "G rho d D"]:
+    """Return a module's output projection, cut by query heads; refuse one that is not known."""
+    linear = getattr(module, "o_proj", None)
+    weight = getattr(linear, "weight", torch.empty(0, 0))
+    if type(linear) is not torch.nn.Linear or weight.is_meta or weight.shape[1] != H * d:
+        raise UnsupportedModelError(
+            f"{asking} reads the output projection, and {_name(module)} has no plain linear layer "
+            f"o_proj in memory that reads {H} heads of {d} channels: use another method with this "
+            "model"
+        )
+    return weight.detach().view(-1, G, H // G, d).permute(1, 2, 3, 0)
 
 
 # --- what is refused ---

@@ -1,7 +1,7 @@
 """CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -65,13 +65,9 @@ class EvictionError(Around[reference.EvictionError]):
         inner = self.inner.needs
         if type(self.inner).retention is Score.retention:
             return inner
-        return Needs(
-            inner.rows,
-            inner.prompt,
-            hidden_states=inner.hidden_states,
-            rotary=inner.rotary,
-            output=inner.rows == "last" and not self.spec.options.fast,
-        )
+        output = inner.rows == "last" and not self.spec.options.fast
+        apart = {"heads": "apart", "sums_rows": False, "may_wait": False, "counters": None}
+        return replace(inner, **apart, output=output)
 
     @property
     def tensors_alone(self) -> bool:

@@ -41,7 +41,9 @@ class AttentionToCome(Score[reference.AttentionToCome]):
         rated = seen.present & ~sinks
         expected = logits(mean, seen.keys)[:, :, :, 0] + quadratic
         paid = softmax(expected, rated[:, :, None].expand_as(expected)).mean(dim=2)
-        scores = (paid + options.epsilon) * seen.values.norm(dim=-1)
+        projected = options.values == "projected"
+        lengths = seen.projected_lengths() if projected else seen.values.norm(dim=-1)
+        scores = (paid + options.epsilon) * lengths
         largest = scores.masked_fill(~rated, 0).amax(dim=-1, keepdim=True)
         return torch.where(sinks, largest + 1, scores)
 

@@ -130,7 +130,7 @@ def check_policy(settings: Settings, prefixes: bool) -> None:
         (not isinstance(policy.budget, Pages), "evict whole blocks down to a budget"),
         (policy.evict_before_attend or policy.reposition, "attend first and leave positions"),
         (ours.precision.quantises, "leave the precision as it is: vLLM stores entries"),
-        (ours.needs.hidden_states or ours.needs.rotary, "read keys and queries alone"),
+        (ours.needs.of_models, "read keys and queries alone"),
         (settings.per_layer and prefixes, "have kv_heads=model, or --no-enable-prefix-caching"),
     ):
         if wrong:

@@ -25,10 +25,9 @@ WIDE = {np.dtype(np.float32): np.float64, np.dtype(np.int32): np.int64}
 
 
 def has_vectors(name: str) -> bool:
-    """Whether a method can be tested: vectors hold no rotary embedding."""
-    return not any(
-        methods.get(each.spec, each.budget).score.needs.rotary for each in methods.examples_of(name)
-    )
+    """Whether a method can be tested: vectors hold nothing that only models hand over."""
+    policies = (methods.get(each.spec, each.budget) for each in methods.examples_of(name))
+    return not any(policy.score.needs.of_models for policy in policies)
 
 
 def composition(spec: str) -> str:
@@ -90,7 +89,7 @@ def operation_of(target: str) -> Operation:
         return found
     methods.parse(method)
     if not has_vectors(methods.base_name(method)):
-        raise ValueError(f"target = {target!r} must read no rotary embedding: no vector holds one")
+        raise ValueError(f"target = {target!r} must read no more of a model than vectors hold")
     columns: dict[str, Column] = {}
     for example in examples_of(method):
         columns |= methods.get(example.spec, example.budget).score.columns

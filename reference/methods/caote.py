@@ -14,7 +14,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.checks import check_kernel
 from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Around, EveryBlock, Full, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
 
@@ -103,9 +103,7 @@ class EvictionError(Around):
         inner = self.inner.needs
         if type(self.inner).retention is Score.retention:
             return inner
-        return Needs(
-            inner.rows, inner.prompt, hidden_states=inner.hidden_states, rotary=inner.rotary
-        )
+        return replace(inner, heads="apart", sums_rows=False, may_wait=False)
 
     @property
     def ordinal(self) -> bool:

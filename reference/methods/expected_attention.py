@@ -31,7 +31,9 @@ class AttentionToCome(Score):
 
     options: "ExpectedAttention"
 
-    needs = Needs(rows="none", rotary=True)
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows="none", rotary=True, projection=self.options.values == "projected")
 
     def observe(self, state: State, seen: Observation) -> State:
         if self.options.statistics is not None:
@@ -52,7 +54,11 @@ class AttentionToCome(Score):
         quadratic = np.einsum("gnc,grcd,gnd->grn", seen.keys, covariance, seen.keys) / (2 * d)
         sinks = seen.positions < options.sinks
         paid = softmax(linear + quadratic, ~sinks[:, None]).mean(axis=1)  # [Expected-Attention 3]
-        scores = (paid + options.epsilon) * np.linalg.norm(seen.values, axis=-1)
+        if options.values == "cached":
+            lengths = np.linalg.norm(seen.values, axis=-1)
+        else:
+            lengths = np.linalg.norm(seen.projected, axis=-1).mean(axis=1)
+        scores = (paid + options.epsilon) * lengths
         largest = np.where(sinks, 0, scores).max(axis=1, keepdims=True)
         return np.where(sinks, largest + 1, scores)  # [Expected-Attention 4]
 
@@ -121,6 +127,9 @@ class ExpectedAttention(Method):
     origin: Literal["text", "buffer"] = "text"
     """What positions to come follow while the model writes: the text, or, as in kvpress, the
     buffer, whose first S queries then are in no statistic."""
+    values: Literal["cached", "projected"] = "cached"
+    """Whose length counts: the cached value's, or, as in the paper, that of W_O v. Each query head
+    of a KV head has its own part of W_O; the mean over them counts, as in DefensiveKV's code."""
     statistics: str | None = None
     """File of ``kvlab trace --statistics`` to take in place of the text's own queries."""
 

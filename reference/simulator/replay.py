@@ -88,10 +88,8 @@ def check_replay(trace: Trace, policies: Sequence[Policy], block_size: int | Non
         policy.check(trace.prompt)
         if policy.reposition:
             raise ValueError(f"{policy.name}: reposition needs a model's rotary embedding")
-        if policy.score.needs.hidden_states:
-            raise ValueError(f"{policy.name} reads hidden states, which traces do not hold")
-        if policy.score.needs.rotary:
-            raise ValueError(f"{policy.name} reads the rotary embedding, which traces do not hold")
+        if what := policy.score.needs.of_models:
+            raise ValueError(f"{policy.name} reads {what}, which traces do not hold")
 
 
 def over_layers(

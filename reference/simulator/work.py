@@ -78,7 +78,8 @@ def rating(score: Score, sizes: Sizes) -> Work:
         case Importance():  # and the sensitivity: the channels of every key are sorted
             return _window(sizes, score.options.selector) + _vectors(sizes, n * d * log2(d))
         case AttentionToCome():  # k·μ and kᵀΣk in every query head, and the norms of the values
-            return _vectors(sizes, rho * n * 2 * d * (d + 2)) + _vectors(sizes, 2 * n * d)
+            lengths = rho * (d + 1) if score.needs.projection else 1  # (vW)·v, W = W_O W_Oᵀ
+            return _vectors(sizes, rho * n * 2 * d * (d + 2)) + _vectors(sizes, 2 * n * d * lengths)
         case TrigonometricSeries():  # two dot products in every query head
             return _vectors(sizes, 4 * rho * n * d)
     # One pass over its columns, or over the last token's probabilities where it has none.

@@ -125,7 +125,10 @@ def test_a_method_runs_in_the_pipeline_of_kvpress():
     assert ours == theirs
 
 
-@pytest.mark.parametrize("method", ["lazy_eviction", "kivi", "h2o@kv_heads=model", "full"])
+@pytest.mark.parametrize(
+    "method",
+    ["lazy_eviction", "kivi", "h2o@kv_heads=model", "full", "expected_attention@values=projected"],
+)
 def test_what_is_more_than_an_eviction_after_the_prompt_is_no_press(method):
     with pytest.raises(ValueError, match="to be a press"):
         press(method, 0.5)

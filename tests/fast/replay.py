@@ -212,6 +212,7 @@ def reference_block(block: Block, number: int) -> ReferenceBlock:
         block.softcap,
         None if block.hidden_states is None else as_array(block.hidden_states[number, -m:]),
         block.layers,
+        None if block.projection is None else as_array(block.projection),
     )
 
 

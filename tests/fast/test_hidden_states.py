@@ -145,7 +145,8 @@ def test_traces_and_streams_are_refused(tmp_path):
         ValueError, match=r"learned_gate.* reads hidden states, which traces do not"
     ):
         check_replay(trace, [policy], None)
-    with pytest.raises(ValueError, match="triattention reads the rotary embedding, which traces"):
-        check_replay(trace, [methods.get("triattention", 4)], None)
+    both = "reads the rotary embedding and the output projection, which traces do not hold"
+    with pytest.raises(ValueError, match=both):
+        check_replay(trace, [methods.get("expected_attention@values=projected", 4)], None)
     with pytest.raises(ValueError, match=r"learned_gate.* reads them: only models"):
         next(run_stream(policy, random_stream(Source("any"))))

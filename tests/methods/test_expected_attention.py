@@ -57,6 +57,21 @@ def test_query_heads_of_a_kv_head_share_by_their_mean():
     np.testing.assert_allclose(found, expected * [3, 1, 0.5, 1], atol=1e-3)
 
 
+def test_a_value_is_as_long_as_query_heads_project_it_on_average():
+    """Head 0 leaves x and doubles y: lengths 3, 1, 1, 2. Head 1 makes (4x, 3x) of x, and nothing of
+    y: 15, 5, 0, 0. The second head's queries are 0.
+    """
+    score = methods.get("expected_attention@ahead=2,sinks=0,values=projected", 2).score
+    projection = np.array([[[[1.0, 0, 0], [0, 2, 0]], [[0, 4, 3], [0, 0, 0]]]])
+    seen, state = looked(), around([1, 0], [[0.5, 0], [0, 0.1]])
+    rows = {name: np.repeat(getattr(seen, name), 2, axis=1) for name in ("queries", "attention")}
+    seen = replace(seen, projection=projection, **rows)
+    two = np.concatenate([state.stream["moments"], np.diag([0.0, 0, 4])[None, None]], axis=1)
+    found = score.score(state.with_stream(moments=two), seen, seen.positions >= 0, 2)[0]
+    expected = (np.array([0.147, 0.359, 0.098, 0.396]) + 0.25) / 2
+    np.testing.assert_allclose(found, expected * [9, 3, 0.5, 1], atol=3e-3)
+
+
 def test_sinks_have_no_share_and_one_more_than_the_largest():
     """Without entry 0 the shares are 0.359, 0.098 and 0.396 of 0.853."""
     score = methods.get("expected_attention@ahead=2,sinks=1", 2).score
@@ -123,9 +138,11 @@ def test_statistics_of_a_file_take_the_place_of_the_texts_own(tmp_path):
             methods.get(f"{method}@statistics=nowhere", 5)
 
 
-def test_a_block_without_a_rotary_embedding_is_refused():
-    policy = methods.get("expected_attention", 5)
+def test_a_block_without_what_only_models_have_is_refused():
+    policy = methods.get("expected_attention@values=projected", 5)
     given = stream(np.random.default_rng(0), 1, 1, 4, 6)
     block = next(Stream(*given, np.zeros(6), 6, (6,)).pieces())
-    with pytest.raises(ValueError, match="expected_attention reads the rotary embedding"):
+    with pytest.raises(ValueError, match="reads the rotary embedding: only"):
         step(policy, empty_cache(policy, 1, 4), block)
+    with pytest.raises(ValueError, match="reads the output projection: only"):
+        step(policy, empty_cache(policy, 1, 4), replace(block, rotate=rotary))

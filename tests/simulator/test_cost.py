@@ -98,6 +98,8 @@ def test_scores_that_look_again_read_keys_or_values():
     expected = rating(methods.get("expected_attention", 50).score, SIZES)
     assert expected.bytes == 2 * window.bytes
     assert expected.flops == 4 * 100 * (2 * 8 * 8 + 4 * 8) + 2 * 100 * 8
+    projected = rating(methods.get("expected_attention@values=projected", 50).score, SIZES)
+    assert projected.flops == expected.flops + 2 * 100 * 8 * (4 * (8 + 1) - 1)
     series = rating(methods.get("triattention", 50).score, SIZES)
     assert (series.bytes, series.flops) == (window.bytes, 4 * 100 * 2 * 2 * 8)
 
