@@ -37,6 +37,7 @@ lab: .venv/fast .venv/lab  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: .venv/dev lint  ## what CI runs
+	@$(MAKE) notebooks
 	@$(MAKE) --jobs=2 --output-sync=target types docs
 	@$(MAKE) unit pages
 
@@ -84,10 +85,10 @@ playground: .venv/docs  ## build the playground alone: open site/playground/inde
 	PYTHONPATH=docs $(BIN)/python docs/hooks/playground_page.py
 	@echo "open site/playground/index.html"
 
-notebooks: .venv/dev  ## run the notebooks that changed; the site shows their outputs
+notebooks: .venv/dev  ## run the notebooks that changed, and write them with their outputs
 	$(BIN)/python tests/run_notebooks.py
 
-docs: .venv/dev notebooks  ## build the site into site/
+docs: .venv/dev  ## build the site into site/, with the outputs that the notebooks hold
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pages: .venv/dev  ## open every page of the built site in Chromium
@@ -127,9 +128,11 @@ clean:  ## remove the environment and everything built
 	@touch $@
 
 .venv/fast .venv/docs .venv/lab: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e '.[$(@F)]' || { echo $(NO_INDEX); exit 1; }
+	@echo "setting up $@: once, and some minutes"
+	@$(INSTALL) -e '.[$(@F)]' || { echo $(NO_INDEX); exit 1; }
 	@touch $@ .venv/demo
 
 .venv/dev: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e '.[fast,sweep,eval,dev,docs,notebooks]' || { echo $(NO_INDEX); exit 1; }
+	@echo "setting up .venv for everything: once, some minutes and 3.5 GB"
+	@$(INSTALL) -e '.[fast,sweep,eval,dev,docs,notebooks]' || { echo $(NO_INDEX); exit 1; }
 	@touch $@ .venv/demo .venv/fast .venv/docs

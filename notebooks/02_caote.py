@@ -1,6 +1,6 @@
 # ---
 # jupyter:
-#   read: 2026-11-27 5cc22e2b
+#   read: 2026-11-27 cb4c32bb
 # ---
 
 # %% [markdown]
@@ -92,7 +92,7 @@ evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: 
 
 # %% [markdown]
 # The weight is a good guess, because it varies over many orders of magnitude, and distances of
-# values vary over one. (Points at the bottom left are rounding noise.) So the two
+# values over only one. (Points at the bottom left are rounding noise.) So the two
 # scores disagree where weights differ less than distances. The next cell finds two such entries in
 # a program that the embedded model runs: H2O evicts the upper one, CAOTE the lower one. **Predict
 # first:** which of the two has the larger weight, and which the value farther from the output?

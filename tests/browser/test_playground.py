@@ -156,6 +156,19 @@ def test_a_run_can_be_paused_and_goes_on(opened):
     assert words(page)[: len(shown)] == shown and len(words(page)) > 60
 
 
+JOINED = r"""() => {
+  const { text, run, block } = kvlabPlayground.left;
+  const lines = [...text.lines.querySelectorAll("path")];
+  const near = (x, y, { offsetLeft, offsetTop, offsetWidth, offsetHeight }) =>
+    Math.hypot(offsetLeft + offsetWidth / 2 - x, offsetTop + offsetHeight / 2 - y) < 1;
+  return lines.length > 0 && lines.every(line => {
+    const [x, y, , , toX, toY] = line.getAttribute("d").match(/-?[\d.]+/g).map(Number);
+    const to = text.spans[line.dataset.position];
+    return near(x, y, text.spans[run.frames[block].seen - 1]) && near(toX, toY, to);
+  }); }"""
+"""Whether every line of attention joins the token that was read and the one it attends to."""
+
+
 def test_the_page_plays_by_itself_and_the_tour_mends_the_answer(reader, address):
     found = reader(address, viewport=DESK)
     page = found.open("playground/index.html")
@@ -177,9 +190,18 @@ def test_the_page_plays_by_itself_and_the_tour_mends_the_answer(reader, address)
     told.filter(has_text="The answer is right now").wait_for(timeout=120_000)
     assert page.evaluate("kvlabPlayground.length === kvlabPlayground.given")
     page.click(".pg-tour button:text-is('Next')")
+    told.filter(has_text="6 of 6").wait_for(timeout=120_000)
+    assert page.evaluate("kvlabPlayground.wrong") == -1, "the token is still protected"
     page.click("text=Write your own score >> visible=true")
     assert page.evaluate("document.activeElement === kvlabPlayground.lab.field")
     assert not found.problems
+
+
+def test_lines_of_attention_join_tokens_where_a_table_comes_beside_the_text(opened):
+    page = opened()
+    page.click("text=See it at work")
+    page.wait_for_function("kvlabPlayground.block > 9")
+    assert page.locator(".pg-likely").first.is_visible() and page.evaluate(JOINED)
 
 
 def test_a_failure_is_found_and_a_protected_token_stays(opened):
@@ -458,6 +480,7 @@ def test_a_score_of_the_readers_own_stands_beside_its_control_and_rivals(lab):
         (SCORE.format(""), "score returned undefined for token 0", None),
         (SCORE.format("return fetch('x');"), "fetch is not a function", 2),
         (SCORE.format("return 2 * entry.recieved;"), "did you mean received?", 2),
+        (SCORE.format("return entry.recieved > 0 ? 1 : 0;"), "did you mean received?", 2),
         (SCORE.format("return entry.weight;"), "no field weight; it has received, ", 2),
         ("const x = 1;", "must have a function score(entry)", None),
     ],

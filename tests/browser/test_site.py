@@ -74,6 +74,11 @@ SHOWN = """() => {
     const edge = Math.min(box(around).right, root.clientWidth);
     return !(told && root.clientWidth < 600) && box(one).right > edge + 1;
   }).map(one => one.textContent.slice(0, 40));
+  found.cut.push(...[...article.querySelectorAll("svg text")].filter(one => {
+    const text = box(one), picture = box(one.ownerSVGElement);
+    return text.width > 0 && (text.left < picture.left - 1 || text.top < picture.top - 1
+      || text.right > picture.right + 1 || text.bottom > picture.bottom + 1);
+  }).map(one => one.textContent));
   return found; }"""
 """Sizes, formulas that take no room, and what is cut off: on a phone, without a shadow."""
 

@@ -101,9 +101,10 @@ export class YourScore extends Score {
 
   rate(entries) {
     const { score, prepare } = this.functions;
-    return asCode(() => {
-      const shared = prepare ? prepare(entries) : undefined;
-      return entries.map((entry) => {
+    const given = this.namesAreRight ? entries : entries.map(strict);
+    const rated = asCode(() => {
+      const shared = prepare ? prepare(given) : undefined;
+      return given.map((entry) => {
         const found = score(entry, shared);
         if (typeof found === "number" && !Number.isNaN(found)) return found;
         score(strict(entry), prepare ? prepare(entries.map(strict)) : undefined); // a wrong name is told where it stands
@@ -111,6 +112,8 @@ export class YourScore extends Score {
         throw new CodeError(`score returned ${String(found)} for token ${position} in layer ${layer}, head ${head}; it must return a number`);
       });
     });
+    this.namesAreRight = true; // looking at every name takes time: the first entries tell
+    return rated;
   }
 
   score(state) {

@@ -53,13 +53,13 @@ export class Lab {
     this.table = element("div", { class: "pg-results" });
     this.root = element("section", { class: "pg-lab", id: "lab", "aria-label": "Write your own score" },
       element("h2", {}, "Write your own score"),
-      element("p", {}, "Rate one entry, and the best rated stay. Can you beat CAOTE at 50 %, on 20 programs of about 260 tokens?"),
+      element("p", {}, "Write a function in JavaScript that rates one entry: those rated highest stay. Can you beat CAOTE at 50 %, on 20 programs of about 260 tokens?"),
       element("div", { class: "pg-bench" },
         element("div", { class: "pg-editor" }, this.lines, this.field),
         element("div", { class: "pg-choices" }, this.start,
           element("label", {}, "Protected: ", this.protection), element("label", {}, "Budget: ", this.share),
-          this.runButton, button("See it at work", () => this.see(this.spec)), this.progress, fields())),
-      this.error, this.verdict, this.table);
+          this.runButton, button("See it at work", () => this.see(this.spec)), this.error, this.progress, fields())),
+      this.verdict, this.table);
   }
 
   /** Show the score that the address holds. */
@@ -86,12 +86,11 @@ export class Lab {
     this.edited();
   }
 
-  /** The reader has changed something: the address follows, and results of another score go. */
+  /** The reader has changed something: the address follows, and results say that they are of another score. */
   edited() {
     if (this.running) this.halt();
     this.complain("");
-    this.verdict.textContent = "";
-    this.table.replaceChildren();
+    this.verdict.textContent = this.table.children.length ? "These results are from before your last change." : "";
     this.number();
     Object.assign(this.page.state, { score: this.spec, share: this.share.value });
     this.page.rememberSoon();
@@ -297,8 +296,10 @@ function fields() {
     "entry.received": "attention since it was written", "entry.newest": "attention of the newest token", "entry.age": "tokens since it was written",
     "entry.position": "its place in the text", "entry.key, entry.value": "vectors of 32 numbers", "entry.layer, entry.head": "where it is",
     "entry.memory": "an object of your own, kept with the entry", "prepare(entries)": "a second function: what it returns is the second argument of score",
-    "norm, dot, distance, sum, average": "average(vectors, weights) and the others are there to call",
+    "norm(v), dot(v, w), distance(v, w)": "of vectors", "sum(numbers), average(vectors, weights)": "to call, too",
   };
   const list = Object.entries(told).flatMap(([name, says]) => [element("dt", {}, element("code", {}, name)), element("dd", {}, says)]);
-  return element("details", {}, element("summary", {}, "What you can use"), element("dl", { class: "pg-answers" }, ...list));
+  return element("details", {}, element("summary", {}, "What you can use"),
+    element("p", {}, "score(entry) is called for every entry whenever tokens were read, in each layer and KV head."),
+    element("dl", { class: "pg-answers" }, ...list));
 }

@@ -28,6 +28,7 @@ export class Pane {
     this.figures = element("p", { class: "pg-figures" });
     this.bar = element("div", { class: "pg-bar", "aria-hidden": "true" }, element("i"));
     this.text = new TokenText(`pg-${key}`, `Text under the ${label}`, (position) => page.choose(position));
+    new ResizeObserver(() => this.joinTokens?.()).observe(this.text.root); // tokens move where a table beside them comes or goes
     this.likely = element("div");
     this.weighed = element("div", { class: "pg-weighed" });
     this.facts = element("div", { class: "pg-facts" });
@@ -150,10 +151,11 @@ export class Pane {
     });
     this.drawFigures(frame, held);
     this.drawVerdict(wrong);
-    this.drawAttention(frame, wrong);
     this.drawLikely(wrong);
     this.text.mark(this.page.chosen);
     this.drawTables();
+    this.joinTokens = () => this.drawAttention(frame, wrong);
+    this.joinTokens();
   }
 
   drawFigures(frame, held) {

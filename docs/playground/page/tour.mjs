@@ -42,7 +42,7 @@ export class Tour {
     this.index = index;
     this.root.hidden = false;
     this.tell("The model is at work.");
-    await page.take({ ...this.state, protect: "" });
+    await page.take({ ...this.state, protect: index > MEND ? page.state.protect : "" });
     if (block) await page.compute();
     if (this.index !== index) return;
     this.tell(says(page));
