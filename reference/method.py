@@ -146,7 +146,7 @@ class CommonOptions(Wrapper):
     """How the scores of a page's entries are joined; sums rank complete pages as means do."""
     kv_heads: KVHeads = "head"
     """Who decides: each KV head; all heads of a ``layer`` by their mean score; the ``union`` of
-    the heads' best entries, which all heads keep; all heads and layers of the ``model`` by their
+    the heads' best candidates, which all heads keep; all heads and layers of the ``model`` by their
     mean score."""
     precision: str = "full"
     """The code in which every entry is stored once its block has been attended: a name of

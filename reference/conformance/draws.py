@@ -90,6 +90,14 @@ def _heads_apart(x: dict[str, Array]) -> None:
     x["values"] *= 2.0 ** np.rint(3 * rising)[..., None]
 
 
+def _returning(x: dict[str, Array]) -> None:
+    """The third entry is attended to while it is new, and again near the end."""
+    _logits(0.0, 0.0)(x)
+    x["queries"] /= 16
+    x["keys"][:, 2, 0] = 8 * np.sqrt(x["keys"].shape[2])
+    x["queries"][:, :, [3, 4, -20, -1], 0] = 1.0
+
+
 ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "plain": lambda x: None,
     "beyond_the_softcap": _beyond_the_softcap,
@@ -102,6 +110,7 @@ ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "alpha_near_one": _one_heavy,
     "flat": _flat,
     "heads_apart": _heads_apart,
+    "returning": _returning,
     "repeated_entries": _twice,
 }
 """What is changed about queries, keys, values and positions, by variant."""

@@ -54,7 +54,7 @@ OPTION_STEPS = ("observe", "score", "select", "run")
 DECISIONS = 3
 """Decisions that are shown of a row of options at sizes of kernels."""
 
-NO_SIZES = ("budget", "entries", "most", "without")
+NO_SIZES = ("budget", "entries", "most", "only", "without")
 """What `STREAMS` tells besides the sizes of a stream."""
 
 Choose = Callable[[Sequence[Any]], Any]
@@ -129,7 +129,8 @@ def option_cases() -> Iterator[Case]:
 def large_option_cases(seed: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
     """Draw the planned cases of options at sizes of kernels: of every row the last decisions."""
     for number, example, stream in plan.option_rows("options", "kernel_options"):
-        steps = [step for step in OPTION_STEPS if wanted(f"{composition(example.spec)}.{step}")]
+        steps = (*OPTION_STEPS, "keep")
+        steps = [step for step in steps if wanted(f"{composition(example.spec)}.{step}")]
         if steps:
             drawn = draw_stream(
                 Source(f"kernel options {stream}", seed), **STREAMS["kernel_options"][stream]
@@ -199,7 +200,10 @@ def method_cases(
     option = _is_option(example)
     for group, told in STREAMS[size].items():
         sizes = {name: x for name, x in told.items() if name not in NO_SIZES}
-        if (option and group not in OPTION) or base_name(example.spec) in told.get("without", ()):
+        name = base_name(example.spec)
+        if name in told.get("without", ()) or name not in told.get("only", (name,)):
+            continue
+        if option and group not in OPTION:
             continue
         budget = None if example.budget is None else told.get("budget", example.budget)
         asked, some = replace(example, budget=budget), (0, told.get("most"), told.get("entries"))

@@ -250,8 +250,12 @@ def writes_drawn(
     skipped: str = "none",
     coded: str = "none",
     loud: bool = False,
+    faint: bool = False,
 ) -> Drawn:
-    """Draw tokens and the slots into which they go; those that are ``skipped`` have the slot −1."""
+    """Draw tokens and the slots into which they go; those that are ``skipped`` have the slot −1.
+
+    ``loud`` numbers lie beyond the largest code, ``faint`` ones among the subnormal codes.
+    """
     pages = -(-t // page) + SPARE
     slots = source.permutation(pages * page)[:t]
     slots = np.sort(slots) if order == "ascending" else slots
@@ -263,7 +267,7 @@ def writes_drawn(
         "all": [*range(t)],
     }
     slots[skips[skipped]] = -1
-    far = 512 if loud else 1
+    far = 2.0**-7 if faint else 512 if loud else 1
     inputs = {"keys": far * source.normal(G, t, d), "values": far * source.normal(G, t, d)}
     inputs |= {
         f"{name}_pages": _rounded(source.normal(pages, page, G, d)) for name in ("key", "value")

@@ -127,7 +127,8 @@ class AhaKV(Method):
     sinks: int = 0
     """First tokens of the text that are protected."""
     gain: Literal["step", "measured", "none"] = "step"
-    """``measured``: divide by the logits' own standard deviation; ``none``: ordinary softmax."""
+    """``measured``: divide by the row's own standard deviation, over the count of its logits;
+    ``none``: ordinary softmax."""
     gain_in_decode: Literal["absolute", "cache", "none"] = "absolute"
     """What i is while decoding: the position, the entries present, or k (no gain)."""
     gain_factor: float = 1.0

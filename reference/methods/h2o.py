@@ -44,7 +44,7 @@ class H2O(Method):
     """Keep the entries that have received most attention, and the newest ones."""
 
     recent: int | None = None
-    """Newest entries that are protected; None: half of the budget."""
+    """Newest entries that are protected; None: half of the budget, rounded down."""
     every: int = 1
     """Generated tokens between two evictions."""
     reduce: GroupReduction = "mean"

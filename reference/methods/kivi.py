@@ -61,7 +61,8 @@ class KIVI(Method):
     group: int = 32
     """Elements that share a scale: tokens of a channel for keys, channels of a token for values."""
     residual: int = 128
-    """Newest tokens at full precision: fewer than this for keys, exactly this for values."""
+    """Newest tokens at full precision: of keys, those behind the last complete run of so many; of
+    values, so many."""
 
     name = "kivi"
     source = "Liu et al., KIVI: A Tuning-Free Asymmetric 2bit Quantization, 2402.02750"

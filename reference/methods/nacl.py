@@ -101,7 +101,7 @@ class NACL(Method):
     recent: int | None = None
     """Protected entries at the end of the prompt; None: 1 % of the prompt less the sinks."""
     random_part: float = 7 / 19
-    """Share of the room drawn at random: the paper's 7 % besides 12 %."""
+    """Share of the room drawn at random, rounded down: the paper's 7 % besides 12 %."""
     temperature: float = 1.0
     """T of the draw: the lower, the closer to the largest F."""
     causal: bool = True

@@ -162,7 +162,8 @@ class OpenVINO(Method):
     window: int = 8
     """Last rows of the prompt that are counted; the engine's ``snapkv_window_size``. 0: all."""
     chunk: int = 0
-    """Tokens of a part of the prompt; the engine's ``max_num_batched_tokens``. 0: the prompt."""
+    """Tokens of a part of the prompt, which may end within a block; the engine's
+    ``max_num_batched_tokens``. 0: the prompt."""
     page: int = 32
     """Entries of a block."""
     pool: int = 7

@@ -73,7 +73,7 @@ class RKV(Method):
     window: int = 8
     """Last queries that decide; as many newest entries are protected."""
     kernel: int = 7
-    """Neighbours of the max pooling; odd."""
+    """Neighbours of the max pooling, among the candidates; odd."""
     similarity: float = 0.5
     """Cosine T from which on two keys count as similar."""
     every: int = 128

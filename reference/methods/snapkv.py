@@ -57,7 +57,7 @@ class SnapKV(Method):
     window: int = 64
     """Last queries w that decide; as many newest entries are protected."""
     kernel: int = 5
-    """Neighbours κ of the pooling; odd."""
+    """Neighbours κ of the pooling, among the candidates; odd."""
     pooling: Literal["mean", "max"] = "mean"
     """How the scores of neighbours are joined."""
     border: Border = "zero"

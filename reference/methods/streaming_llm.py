@@ -21,7 +21,7 @@ class StreamingLLM(Method):
     every: int = 1
     """Generated tokens between two evictions."""
     when_full: bool = False
-    """Evict only when ``every`` entries more than the budget are there, as llama.cpp does."""
+    """Evict where the tokens seen reach budget + k·``every`` only, as llama.cpp does."""
     reposition: bool = False
     """Rotate keys and queries to their index inside the cache."""
 

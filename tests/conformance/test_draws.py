@@ -33,7 +33,7 @@ TABLES = (draws.ATTENTION, draws.SCORES, draws.CHANGES, draws.ENCODED, draws.RET
 def test_every_building_block_is_drawn_and_every_variant_is_chosen():
     assert draws.BLOCKS.keys() == plan.SMALL.keys() == OPERATIONS.keys() - {*STEPS}
     chosen = {name for choices in plan.SMALL.values() for name in choices.get("variant", ())}
-    for size in ("small", "kernel_options"):
+    for size in ("small", "kernel", "kernel_options"):
         chosen |= {told.get("variant", "plain") for told in STREAMS[size].values()}
     assert chosen == {name for table in TABLES for name in table}
 
