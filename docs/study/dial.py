@@ -33,8 +33,9 @@ def draw(narrow: bool) -> Picture:
             lines[WRONG, texts[point.budget], point.method][copies] = wrong
         for test in found.tests:
             if test.measure == ACCEPTED.name:
-                ends = (len(FACTS) * x for x in vars(test.difference).values())
-                lines[FEWER, texts[int(test.budget or 0)], test.second][copies] = Interval(*ends)
+                mean, low, high = (-len(FACTS) * x for x in vars(test.difference).values())
+                fewer = Interval(mean, high, low)
+                lines[FEWER, texts[int(test.budget or 0)], test.second][copies] = fewer
     rows, budgets, methods = (list(dict.fromkeys(each)) for each in zip(*lines, strict=True))
     if narrow:
         figure, panels = canvas(rows=len(budgets) * len(rows), width=NARROW, height=11, sharex=True)

@@ -23,10 +23,10 @@ def draw(sweep: str, narrow: bool) -> Picture:
     """Draw the gain of every method that gains at some budget, a panel per budget."""
     _, scale, unit = CHARTS[sweep]
     gains = stored_summary(sweep).gains
-    better = {each.second for each in gains if is_significant(each)}
-    shown = [each for each in gains if each.second in better and each.budget is not None]
+    better = {each.first for each in gains if is_significant(each)}
+    shown = [each for each in gains if each.first in better and each.budget is not None]
     budgets = list(dict.fromkeys(each.budget for each in shown))
-    names = list(dict.fromkeys(each.second for each in shown))
+    names = list(dict.fromkeys(each.first for each in shown))
     if narrow:
         height = 0.4 + len(budgets) * (0.4 + 0.27 * len(names))
         figure, axes = canvas(rows=len(budgets), width=NARROW, height=height, sharex=True)
@@ -37,7 +37,7 @@ def draw(sweep: str, narrow: bool) -> Picture:
         for each in shown:
             if each.budget != budget:
                 continue
-            row, found = len(names) - 1 - names.index(each.second), each.difference
+            row, found = len(names) - 1 - names.index(each.first), each.difference
             ends = sorted((scale * found.low, scale * found.high))
             colour = "tab:blue" if is_significant(each) else GREY
             place.plot(ends, [row, row], "-", color=colour, linewidth=1.5)

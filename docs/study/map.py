@@ -136,10 +136,10 @@ def panel(sweep: str, budget: str, by: Measure | None = None) -> Panel:
                 cells[i, j] = values[score, protection].mean() - base
     gains = np.zeros(cells.shape)
     for test in found.gains:
-        score, protection = _split(test.second)
+        score, protection = _split(test.first)
         if test.budget == entries and score in shown and protection in PROTECTIONS:
             place = shown.index(score), list(PROTECTIONS).index(protection)
-            gains[place] = int(is_significant(test)) - int(test.verdict == test.first)
+            gains[place] = int(is_significant(test)) - int(test.verdict == test.second)
     return Panel(
         *(sweep, found.task, budget, measure, measure.sign, shown, cells, gains),
         explained=_explained(shown, values),

@@ -68,24 +68,24 @@ def controls_of(specs: Sequence[str]) -> tuple[str, ...]:
 
 
 def matched(specs: Sequence[str], among: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair methods' matched controls, which come first, with them, if those are among others."""
+    """Pair methods, which come first, with their matched controls, if those are among others."""
     found = []
     for spec in specs:
         if evicts(spec) and not is_control(spec):
             wanted = _answers(f"{CONTROL}:{spec}")
-            found += [(each, spec) for each in among if _answers(each) == wanted][:1]
+            found += [(spec, each) for each in among if _answers(each) == wanted][:1]
     return found
 
 
 def is_significant(gain: Test) -> bool:
     """Say whether a method is significantly better than its control."""
-    return gain.verdict == gain.second
+    return gain.verdict == gain.first
 
 
 def gains_table(gains: Sequence[Test], measure: Measure) -> Table:
     """Lay out methods × budgets; methods without any significant gain are left out."""
-    better = {each.second for each in gains if is_significant(each)}
-    shown = {(each.second, each.budget): each for each in gains if each.second in better}
+    better = {each.first for each in gains if is_significant(each)}
+    shown = {(each.first, each.budget): each for each in gains if each.first in better}
     budgets = dict.fromkeys(budget for _, budget in shown)
     rows = [
         [method, *(_cell(shown.get((method, budget)), measure) for budget in budgets)]
@@ -108,8 +108,8 @@ def _cell(gain: Test | None, measure: Measure) -> Cell:
 
 def explained(gains: Sequence[Test]) -> str:
     """Say what the table of gains shows, and which methods it leaves out."""
-    better = {each.second for each in gains if is_significant(each)}
-    others = dict.fromkeys(each.second for each in gains if each.second not in better)
+    better = {each.first for each in gains if is_significant(each)}
+    others = dict.fromkeys(each.first for each in gains if each.first not in better)
     unit = "points" if gains[0].only_first is not None else gains[0].measure
     return (
         f"gain: by how much a method is better than its matched control, in {unit}, with 95 % "
@@ -129,8 +129,8 @@ def seen(gains: Sequence[Test]) -> str:
         return "On so few problems no method is significantly better than random eviction."
     most = max(better, key=lambda each: each.difference.mean)
     at = "" if most.budget is None else f" with {most.budget} entries"
-    shares = [f"{100 * share:.0f} %" for share in (most.second_mean, most.first_mean)]
+    shares = [f"{100 * share:.0f} %" for share in (most.first_mean, most.second_mean)]
     return (
-        f"What this shows:{at} {most.second} solves {shares[0]} of the problems, and random "
+        f"What this shows:{at} {most.first} solves {shares[0]} of the problems, and random "
         f"eviction under the same protection {shares[1]}: its score knows what is needed."
     )

@@ -60,7 +60,7 @@ class Test:
     """Units where only the first has a yes; None if the measure is no yes or no."""
     only_second: int | None = None
     difference: Interval
-    """Second mean less the first, with Tango's score interval or the bootstrap's."""
+    """First mean less the second, with Tango's score interval or the bootstrap's."""
     p: float
     """Two-sided p-value of McNemar's exact test, or of the one that flips signs."""
     p_adjusted: float
@@ -106,9 +106,9 @@ def _test(
     one, other, only = measure.values(first), measure.values(second), (None, None)
     if isinstance(one[0], bool):
         only = _alone(one, other)
-        difference = paired_shares(*only, len(one))
+        difference = paired_shares(only[1], only[0], len(one))
     else:
-        difference = paired_difference(one, other)
+        difference = paired_difference(other, one)
     better = max((first, second), key=measure.goodness).method
     return Test(
         measure=measure.name,
@@ -184,7 +184,7 @@ SHORT = (
 
 TESTS_CAPTION = (
     "Bold: significantly better. Yes or no (solved, found): means are shares; only 1st, only 2nd: "
-    "units with a yes of one alone; difference: 2nd less 1st in points, with Tango's "
+    "units with a yes of one alone; difference: 1st less 2nd in points, with Tango's "
     f"{LEVEL:.0%} score interval; p: McNemar's exact test. Other measures: difference of the means "
     f"over the units, with the {LEVEL:.0%} bootstrap interval; p: permutation test that flips "
     "signs. Both p are two-sided; Holm: adjusted over all pairs of the measure. The intervals are "

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -180,7 +181,8 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     yield Text("With this file as sweep.toml; what is already there is not done again.")
     yield Code(to_toml(sweep), "toml")
     outside = run.get(OUTSIDE)
-    setting = [f"export {OUTSIDE}={shlex.quote(outside)}"] if outside else []
+    names = ":".join(Path(each).name for each in (outside or "").split(os.pathsep))
+    setting = [f"export {OUTSIDE}={shlex.quote(names)}"] if outside else []
     commands = (*setting, "kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
     yield Code("\n".join([*commands, f"# last run: {run['command']}"]))
     versions = {**stored.plan.provenance, **run["versions"], "machine": run["machine"]}
@@ -193,29 +195,23 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     stated = ", ".join(f"{text} = {entries}" for text, entries in each.budgets.items())
     seeds, most = ", ".join(map(str, each.seeds)), max(point.problems for point in each.points)
     yield Text(
-        f"{counted(most, 'problem')} of all seeds counted: {seeds}. Prompt and solution, or a "
-        f"window of a text, have {each.mean_length:.0f} tokens on average. Budgets in entries per "
-        f"KV head and layer: {stated or 'none'}."
+        f"{counted(most, 'problem')}, drawn with seed{'s' * (len(each.seeds) > 1)} {seeds}. Prompt "
+        f"and solution, or a window of a text, have {each.mean_length:.0f} tokens on average. "
+        f"Budgets in entries per KV head and layer: {stated or 'none'}."
     )
-    budgeted = [point for point in each.points if point.budget is not None]
-    own = [point for point in each.points if point.budget is None]
     measure, figures = main_measure(each.points), figure_columns(each.points)
     main = next(quality for quality in QUALITIES if quality.measure is measure)
     title, heading = main.title, main.heading
-    if budgeted:
-        yield Heading(title, 3)
-        yield accuracy_table(each)
-        yield Text(ACCURACY_CAPTION)
+    yield Heading(title, 3)
+    yield accuracy_table(each)
+    yield Text(ACCURACY_CAPTION)
     if each.gains:
         yield Heading("Gain over the matched control", 3)
         if (table := gains_table(each.gains, measure)).rows:
             yield table
         yield Text(f"{explained(each.gains)}.")
-    if len({point.budget for point in budgeted}) > 1:
+    if len({point.budget for point in each.points} - {None}) > 1:
         yield Drawing(f"{name}-budget", *_over_budget(each, main, curves))
-    if own:
-        yield Heading("Methods whose memory follows from their own parameters", 3)
-        yield tabulate(own, (METHOD, *figures))
     if any("nbytes" in point.figures for point in each.points):
         yield Drawing(f"{name}-memory", *_over_memory(each, curves))
     along = {measure.name for measure in ALONG}
@@ -227,23 +223,28 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
             f"{TESTS_CAPTION} Pairs that never differ, and those of error and KL, are in the CSV "
             "and JSON files."
         )
-    if budgeted:
-        yield Heading("Memory, errors and time", 3)
-        others = [column for column in figures if column.heading != heading]
-        yield tabulate(budgeted, (METHOD, Column("budget", marked_budget), *others))
+    yield Heading("Memory, errors and time", 3)
+    others = [column for column in figures if column.heading != heading]
+    points = sorted(each.points, key=_full_first)
+    yield tabulate(points, (METHOD, Column("budget", marked_budget), *others))
     yield Text(FIGURES_CAPTION)
 
 
 def accuracy_table(each: TaskSummary) -> Table:
-    """Methods × budgets, as LazyEviction's and CAOTE's tables are."""
-    entries = sorted(set(each.budgets.values()))
-    texts = {value: text for text, value in each.budgets.items()}
-    methods = dict.fromkeys(p.method for p in each.points if p.budget is not None)
+    """Methods × budgets, as LazyEviction's and CAOTE's tables are; the full cache comes first."""
+    texts = {value: text for text, value in sorted(each.budgets.items(), key=lambda it: it[1])}
+    points, columns = sorted(each.points, key=_full_first), {None: "no budget"} | texts
+    found = {(point.method, point.budget): accuracy_cell(each, point) for point in points}
+    shown = [at for at in columns if any(budget == at for _, budget in found)]
     rows = [
-        [method, *(accuracy_cell(each, each.point(method, budget)) for budget in entries)]
-        for method in methods
+        [method, *(found.get((method, at), "") for at in shown)]
+        for method in dict.fromkeys(method for method, _ in found)
     ]
-    return Table(("method", *(texts[value] for value in entries)), rows)
+    return Table(("method", *(columns[at] for at in shown)), rows)
+
+
+def _full_first(point: Point) -> bool:
+    return point.method != FULL
 
 
 ACCURACY_CAPTION = (
@@ -264,12 +265,13 @@ ACCURACY_CAPTION = (
 
 def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
     """The share solved with its interval, or the perplexity, with marks; or a dash."""
-    if point.budget is None or point.refusal is not None:
-        return MISSING
     share, mark = point.interval or point.accepted, each.gain_mark(point)
     figure = share.percent() if share else _perplexity(point)
+    if figure is None or point.refusal is not None:
+        return MISSING
     text = f"{figure}{mark}{budget_mark(point)}{nothing_mark(point)}"
-    return Bold(text) if point.method == each.winners.get(point.budget) and not mark else text
+    won = point.budget is not None and point.method == each.winners.get(point.budget)
+    return Bold(text) if won and not mark else text
 
 
 def _perplexity(point: Point) -> str | None:

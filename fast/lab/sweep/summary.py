@@ -232,7 +232,7 @@ class TaskSummary:
     def gain_mark(self, point: Point) -> str:
         """Return the mark of a point that is not significantly better than its control."""
         at = point.method, point.budget
-        found = [each for each in self.gains if (each.second, each.budget) == at]
+        found = [each for each in self.gains if (each.first, each.budget) == at]
         return "" if all(map(is_significant, found)) else f" {NO_GAIN}"
 
 

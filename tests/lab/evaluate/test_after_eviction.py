@@ -122,8 +122,8 @@ def test_rows_that_measure_nothing_are_in_no_test_and_win_none():
         made(name, 9, After(count, 50, "tokens"), loss=losses[name])
         for name, count in counts.items()
     ]
-    (test,) = paired_tests(rows, [("random:h2o", "h2o"), ("random:h2o", "tova")], LOSS)
-    assert test.verdict == test.second == "h2o"
+    (test,) = paired_tests(rows, [("h2o", "random:h2o"), ("tova", "random:h2o")], LOSS)
+    assert test.verdict == test.first == "h2o"
     assert winners(rows, LOSS) == {9: "h2o"}
 
 

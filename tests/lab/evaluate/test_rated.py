@@ -154,7 +154,7 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
     arguments += ["--block-size", "16", "--pairs", "h2o rkv@every=16"]
     found = data(*arguments)
     assert {(each["first"], each["measure"]) for each in found["tests"]} == {("h2o", measure)}
-    assert {each["second"] for each in found["gains"]} == {"h2o", "rkv@every=16"}
+    assert {each["first"] for each in found["gains"]} == {"h2o", "rkv@every=16"}
     held = {row.get("spec") or row["method"]: row["holds_budget"] for row in found["rows"]}
     assert (held["h2o"], held["rkv@every=16"]) == (True, False)
     shown = printed(*arguments)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import tomllib
 from dataclasses import replace
@@ -194,8 +195,8 @@ def test_pairs_are_tested_on_the_same_problems(stored):
     small, large, against_full, _ = solved = summary.tests[:4]
     assert (small.only_first, small.only_second) == (12, 20)
     assert small.p == pytest.approx(mcnemar(12, 20), abs=EXACT)
-    assert small.difference.mean == pytest.approx(0.2, abs=DECIMALS)
-    assert small.difference.low < 0.2 < small.difference.high
+    assert small.difference.mean == pytest.approx(-0.2, abs=DECIMALS)
+    assert small.difference.low < -0.2 < small.difference.high
     assert small.verdict == large.verdict == "no difference shown"
     assert (large.p, large.difference.mean) == (1.0, 0.0)
     assert large.difference.low < 0 < large.difference.high
@@ -293,14 +294,14 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
     given = [*points(**half, oracle=40, random=0, knorm=9), *points(**more, budget=60)]
     names = [*half, ORACLE, "random", "knorm"]
     gains = paired_tests(given, matched(names, names), BY_SOLVED)
-    better = [(each.second, each.budget) for each in gains if each.verdict == each.second]
+    better = [(each.first, each.budget) for each in gains if each.verdict == each.first]
     assert better == [("h2o", 50), ("knorm", 50)] and len(gains) == 3
     assert "at any budget" not in explained(gains) and "controls: none" in explained(gains)
     most = max(gains, key=lambda each: each.difference.mean)
-    shares = [f"{100 * share:.0f} % " for share in (most.second_mean, most.first_mean)]
-    assert f"50 entries {most.second} solves {shares[0]}" in seen(gains)
+    shares = [f"{100 * share:.0f} % " for share in (most.first_mean, most.second_mean)]
+    assert f"50 entries {most.first} solves {shares[0]}" in seen(gains)
     assert shares[1].strip() in seen(gains) and seen([]) == ""
-    assert seen([each for each in gains if each.verdict != each.second]).startswith("On so few")
+    assert seen([each for each in gains if each.verdict != each.first]).startswith("On so few")
     table = gains_table(gains, BY_SOLVED)
     assert table.columns == ("gain over the control", "50", "60")
     assert table.rows[0][:1] == ["h2o"] and isinstance(table.rows[0][1], Bold)
@@ -349,6 +350,8 @@ def assert_whole_latex(latex: str, folder: Path) -> None:
 
 
 def test_the_report_is_whole_in_every_form(stored, tmp_path):
+    outside = os.pathsep.join(["/home/me/mine.py", "/home/me/mine_fast.py"])
+    stored = replace(stored, run={**stored.run, "KVLAB_METHODS": outside})
     write_report(stored, tmp_path / "deep")
     html, text, plain, latex, table = (
         (tmp_path / "deep" / f"report.{form}").read_text()
@@ -357,12 +360,16 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     plain = json.loads(plain)
     assert html.count("<svg") == len(re.findall(r"\((\S+\.svg)\)", text)) == 2
     assert "budget is &lt; 90 &amp; too small" in html
-    assert "| h2o | 40.0 (26.3–55.4) | 50.0 (35.2–64.8) |" in text
-    assert "| rkv@every=16 | 100.0 (91.2–100.0) † | 100.0 (91.2–100.0) † |" in text
-    assert "| raas | – | – |" in text
+    assert "| method | no budget | 50 | 60 |\n| --- | --: | --: | --: |\n| full | 100.0 (" in text
+    assert "| h2o |  | 40.0 (26.3–55.4) | 50.0 (35.2–64.8) |" in text
+    assert "| rkv@every=16 |  | 100.0 (91.2–100.0) † | 100.0 (91.2–100.0) † |" in text
+    assert "| raas |  | – | – |" in text and "| full |  | 200 | " in text
+    assert "40 problems, drawn with seeds 0, 1." in text
+    assert "| 12 | 20 | −20.0 (−" in text, "the first less the second"
     assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
     assert plain["sweep"]["problems"] == 20
-    assert r"h2o & 40.0 (26.3–55.4) & 50.0 (35.2–64.8) \\" in latex
+    assert r"h2o &  & 40.0 (26.3–55.4) & 50.0 (35.2–64.8) \\" in latex
+    assert "KVLAB_METHODS=mine.py:mine_fast.py" in text and "/home/me" not in text + latex + html
     assert_whole_latex(latex, tmp_path / "deep")
     (again,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert make_sweep(tomllib.loads(again)) == stored.plan.sweep
