@@ -1,6 +1,7 @@
 """kvpress, both ways: its scorer presses are methods here, and methods of kvlab are presses there.
 
-``kvpress:ExpectedAttentionPress`` is a method, with the press's fields as options.
+``kvpress:ExpectedAttentionPress`` is a method, with the press's fields as options; so is a scorer
+press in a file that ``KVLAB_METHODS`` names.
 """
 
 from dataclasses import dataclass, fields, make_dataclass
@@ -28,6 +29,7 @@ from kvlab.reference import policy as reference
 from kvlab.reference.method import Method, require_budget
 from kvlab.reference.methods import parse
 from kvlab.reference.observation import Clock, Needs
+from kvlab.reference.outside import import_named, named
 
 NEWEST = 256
 """Hidden states of the newest tokens that a press is given during generation, as in kvpress."""
@@ -67,16 +69,18 @@ class Pressed(Method):
 @cache
 def method_of(name: str) -> type[Method]:
     """Return the scorer press ``name`` as a class of methods; ValueError if it cannot be one."""
-    own = {"name": f"kvpress:{name}", "source": f"{name} of kvpress", "__module__": __name__}
-    options = options_of(scorer(name))
-    return make_dataclass(name, options, bases=(Pressed,), frozen=True, namespace=own)
+    kind = scorer(name)
+    own = {"name": f"kvpress:{name}", "source": f"{name} of {kind.__module__}"}
+    made = make_dataclass(name, options_of(kind), bases=(Pressed,), frozen=True, namespace=own)
+    made.__module__ = kind.__module__  # if from outside, sweeps hash its source
+    return made
 
 
 def scorer(name: str) -> type:
-    """Return the scorer press of this name; ValueError if kvpress has none that can be a method."""
+    """Return the scorer press of this name; ValueError if none that can be a method has it."""
     other = kvpress.ScorerPress, kvpress.ObservedAttentionPress  # it reads all attention weights
-    classes = {key: each for key, each in vars(kvpress).items() if key.endswith("Press")}
-    scorers = {key: each for key, each in classes.items() if issubclass(each, other[0])}
+    found = {k: x for each in (kvpress, *map(import_named, named())) for k, x in vars(each).items()}
+    scorers = {k: x for k, x in found.items() if isinstance(x, type) and issubclass(x, other[0])}
     usable = {key: x for key, x in scorers.items() if x not in other and only_scores(x)}
     if name not in usable:
         raise ValueError(f"kvpress:{name}: the name must be one of {', '.join(sorted(usable))}")
@@ -183,18 +187,12 @@ class MethodPress(kvpress.BasePress):
         clock = BatchClock((Clock(n, n, n),) * N, positions, keys.new_full((N, 1, 1), n).int())
         turned = module.rotary_emb.inv_freq.numel()
         layers = Layers(policy, 1)
-        block = Block(
-            clock,
-            module.layer_idx,
-            (queries * (module.scaling * d**0.5)).unflatten(1, (G, -1)),
-            keys,
-            values,
-            torch.empty(0, 0),
-            rotation(module.rotary_emb.inv_freq, slice(turned), slice(turned, 2 * turned)),
-            getattr(module, "attn_logit_softcapping", None),
-            hidden if policy.needs.hidden_states else None,
-            module.config.num_hidden_layers,
-        )
+        grouped = (queries * (module.scaling * d**0.5)).unflatten(1, (G, -1))
+        rotary = rotation(module.rotary_emb.inv_freq, slice(turned), slice(turned, 2 * turned))
+        given = clock, module.layer_idx, grouped, keys, values, torch.empty(0, 0), rotary
+        softcap = getattr(module, "attn_logit_softcapping", None)
+        hidden = hidden if policy.needs.hidden_states else None
+        block = Block(*given, softcap, hidden, module.config.num_hidden_layers)
         begin(layers, clock)
         attend(layers, 0, block)
         layers.trim()

@@ -126,17 +126,20 @@ def discover() -> str:
         _register_all(module)
         if not any(map(_is_from_outside, vars(module).values())):
             raise ValueError(
-                f"{OUTSIDE}: {name} defines no method, a class that derives from Method, and no "
-                "PyTorch implementation of a part, a class that is marked @twin_of"
+                f"{OUTSIDE}: {name} defines no method, a class that derives from Method, no "
+                "PyTorch implementation of a part, a class that is marked @twin_of, and no press, "
+                "a class that derives from one of kvpress"
             )
     return source_hash()
 
 
 def _is_from_outside(value: Any) -> bool:
-    """Say whether a value of a module belongs to an outside method, or implements a part of one."""
+    """Say whether a value is a method, a part's implementation or a press from outside."""
     if not inspect.isclass(value) or value.__module__.startswith("kvlab."):
         return False
-    return value in _registered.values() or hasattr(value, "twin_of")
+    homes = [each.__module__.partition(".")[0] for each in value.__mro__]
+    press = homes[0] not in LIBRARIES and not LIBRARIES.keys().isdisjoint(homes)
+    return press or value in _registered.values() or hasattr(value, "twin_of")
 
 
 def _register_all(module: ModuleType) -> None:

@@ -1,9 +1,11 @@
 """kvpress both ways: the same keep sets, in both libraries' own runs. `make kvpress` runs this."""
 
+import sys
 from importlib import import_module
 
 import pytest
 import torch
+from outside import methods_named
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, pipeline
 from transformers.models.llama import LlamaForCausalLM
 
@@ -112,6 +114,36 @@ def test_a_press_evicts_at_every_step_and_its_control_protects_the_same(model, i
     own, control = methods.get(spec, KEPT), methods.get(f"random:{spec}", KEPT)
     assert own.protect == control.protect != methods.get("kvpress:KnormPress", KEPT).protect
     assert own.schedule == control.schedule
+
+
+OWN = """
+from dataclasses import dataclass
+from kvpress import ScorerPress
+
+@dataclass
+class LongValuesPress(ScorerPress):
+    n_sink: int = 2
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        scores = values.norm(dim=-1)
+        scores[..., : self.n_sink] = float("inf")
+        return scores
+"""
+
+
+def test_a_press_in_a_file_of_ones_own_is_a_method(tmp_path, model, ids):
+    (tmp_path / "own_press.py").write_text(OWN)
+    spec = "kvpress:LongValuesPress"
+    with methods_named(tmp_path / "own_press.py"):
+        press = methods.read(spec)
+        assert press.from_outside and methods.discover()
+        theirs = under(sys.modules["own_press"].LongValuesPress(0.5, n_sink=3), model, ids)
+        assert_same(compressed(model, ids, f"{spec}@n_sink=3"), theirs)
+        assert methods.get(f"random:{spec}", KEPT).protect == methods.get(spec, KEPT).protect
+        with pytest.raises(ValueError, match=r"must be one of .*KnormPress.*LongValuesPress"):
+            methods.get("kvpress:ShortValuesPress", KEPT)
+    (tmp_path / "none.py").write_text("from kvpress import KnormPress, ScorerPress")
+    with methods_named(tmp_path / "none.py"), pytest.raises(ValueError, match="and no press"):
+        methods.names()
 
 
 def test_a_method_runs_in_the_pipeline_of_kvpress():
