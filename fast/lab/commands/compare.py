@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -19,7 +19,6 @@ from kvlab.fast.lab.commands.options import (
     Json,
     Model,
     Parallel,
-    Problems,
     Seed,
     check_output,
     read_budgets,
@@ -29,7 +28,7 @@ from kvlab.fast.lab.commands.options import (
 from kvlab.fast.lab.evaluate.backends import default_backend, devices_of
 from kvlab.fast.lab.evaluate.controls import explained, gains_table, seen
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
-from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.evaluate.tasks import Own, find_task
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     BUDGET_CAPTION,
@@ -40,7 +39,7 @@ from kvlab.fast.lab.points import (
 )
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, Sweep
-from kvlab.fast.lab.sweep.summary import main_measure
+from kvlab.fast.lab.sweep.summary import FULL, Point, main_measure
 from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import (
     finish,
@@ -81,7 +80,9 @@ def compare(
     report: Annotated[Path | None, Option(help="HTML report to write: tables and curves.")] = None,
     budgets: Budgets = None,
     controls: Controls = True,
-    problems: Problems = 16,
+    problems: Annotated[
+        int | None, Option(help="Held-out problems; default: 16, or all of a shorter FILE.jsonl.")
+    ] = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -100,6 +101,9 @@ def compare(
     backend, model = backend or default_backend(), model or MODEL
     model_location(model, hub=backend == "fast")  # a model that is missing is refused as such
     task = task or task_of(model)
+    asked = find_task(task)
+    if problems is None:
+        problems = min(16, len(asked.lines())) if isinstance(asked, Own) else 16
     batch, measured = (32, 4) if backend == "fast" else (1, 1)
     sweep = Sweep(
         methods=registry.compared() if methods is None else read_methods(methods),
@@ -111,7 +115,7 @@ def compare(
         seeds=(seed,),
         batch=batch,
         backend=backend,
-        to_first_error=find_task(task).one_answer,
+        to_first_error=asked.one_answer,
         controls=controls,
         dtype=dtype,
         device=device,
@@ -134,10 +138,17 @@ def compare(
 
         write_comparison(found, report)
         written = f"report: {report.resolve().as_uri()}"
+    wrong = wrong_answers(summary.points, asked.problems(problems, seed))
     if not json:
         print_gains(summary.gains, main_measure(summary.points))
-        written = "\n".join(filter(None, [written, told_at_the_end(summary.gains)]))
-    data = {"settings": asdict(plan.sweep), **summary.plain()}
+        for each in wrong:
+            given, wanted, text = each["given"][-60:], each["wanted"], each["written"]
+            print_line(
+                f"{each['method']} is wrong after {given!r}: wanted {wanted!r}, got {text!r}"
+            )
+        last = told_at_the_end(summary.gains, model, isinstance(asked, Own))
+        written = "\n".join(filter(None, [written, last]))
+    data = {"settings": asdict(plan.sweep), **summary.plain(), "wrong_answers": wrong}
     data |= {"seconds": seconds, "provenance": plan.provenance}
     finish(data, summary.points, json, CAPTION, written)
 
@@ -160,10 +171,31 @@ def task_of(model: str) -> str:
     )
 
 
-def told_at_the_end(gains: Sequence[Test]) -> str:
-    """Say what the rows show, and what to look at next."""
+def wrong_answers(points: Sequence[Point], problems: Sequence[Any]) -> list[dict[str, str]]:
+    """Return the first three wrong answers of the full cache, or of the first method without it.
+
+    Texts are kept of answers to one's own problems alone, so there is nothing for other tasks.
+    """
+    first = next((each for each in points if each.method == FULL), points[0])
+    return [
+        {"method": first.method, "given": asked.prompt, "wanted": asked.solution, "written": text}
+        for each in first.results
+        if each.solved is False and (text := each.written) is not None
+        for asked in [problems[each.problem]]
+    ][:3]
+
+
+def told_at_the_end(gains: Sequence[Test], model: str, own: bool) -> str:
+    """Say what the rows show, and what to look at next; `view` reads no model on the hub."""
+    if not (said := seen(gains)):
+        return ""
     program = sys.argv[0] if Path(sys.argv[0]).name == "kvlab" else "kvlab"  # as it was called
-    return f"{said} Next: {program} view run.html --budget 50%" if (said := seen(gains)) else ""
+    try:
+        model_location(model, hub=False)
+    except FileNotFoundError:
+        return said
+    more = f" --model {model}" * (model != MODEL) + ' --prompt "…"' * own
+    return f"{said} Next: {program} view run.html --budget 50%{more}"
 
 
 def print_gains(gains: Sequence[Test], measure: Measure) -> None:

@@ -252,12 +252,16 @@ class Own(Task):
     def __post_init__(self) -> None:
         check_at_least(1, tokens=self.tokens)
 
-    def problems(self, count: int, seed: int) -> Sequence[OwnProblem]:
+    def lines(self) -> list[OwnProblem]:
+        """Return all problems, as the file orders them."""
         try:
             content = Path(self.text).read_text("utf-8")
         except OSError as error:
             raise ValueError(f"text = {self.text!r} cannot be read: {error.strerror}") from None
-        found = [OwnProblem.read(line, place) for place, line in lines_of(self.text, content)]
+        return [OwnProblem.read(line, place) for place, line in lines_of(self.text, content)]
+
+    def problems(self, count: int, seed: int) -> Sequence[OwnProblem]:
+        found = self.lines()
         check_between(1, len(found), problems=count)
         return [found[n] for n in np.random.default_rng(seed).permutation(len(found))[:count]]
 

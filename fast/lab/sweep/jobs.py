@@ -28,7 +28,7 @@ from kvlab.fast.lab.evaluate.backends import (
     fingerprint,
     load_backend,
 )
-from kvlab.fast.lab.evaluate.tasks import Question, Rated, find_task
+from kvlab.fast.lab.evaluate.tasks import Own, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, most_entries, reason, tokens_after
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
@@ -74,6 +74,8 @@ class Result:
     """Over which error, KL and agreement are means: a token is fed at each but the first."""
     steps_after_eviction: int | None = None
     seconds_per_token: float | None = None
+    written: str | None = None
+    """The answer, if the problem is one's own."""
     failed: bool = False
     """Whether the refusal is an error in code. Such results are not stored."""
 
@@ -182,7 +184,8 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
     for question, (tokens, first) in zip(questions, written, strict=True):
-        outcome = task.grade(question.problem, backend.decode(tokens))
+        text = backend.decode(tokens)
+        outcome = task.grade(question.problem, text)
         known = outcome.solved or not job.to_first_error
         found.append(
             {
@@ -191,6 +194,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
                 "tokens": len(tokens) if known else None,
                 "after_eviction": tokens_after(first, len(question.prompt), len(tokens)),
                 "seconds_per_token": seconds,
+                "written": text if isinstance(task, Own) else None,
             }
         )
     return found

@@ -51,7 +51,7 @@ SCHEMA = pa.schema(
 
 ADDED = (
     *("loss", "accepted", "until_rejected", "tokens", "after_eviction"),
-    *("steps", "steps_after_eviction"),
+    *("steps", "steps_after_eviction", "written"),
 )
 """Columns that older results have not."""
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 from tolerances import DECIMALS
 
-from kvlab.fast.lab.commands.compare import task_of
+from kvlab.fast.lab.commands.compare import task_of, told_at_the_end
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep
@@ -31,6 +31,13 @@ def test_without_a_task_a_model_must_be_one_whose_task_is_known():
     assert task_of("reasoner") == "reasoning"
     with pytest.raises(ValueError, match=r"task must be given for model = 'smollm2'.*perplexity"):
         task_of("smollm2")
+
+
+def test_the_end_names_what_view_takes(monkeypatch):
+    monkeypatch.setattr("kvlab.fast.lab.commands.compare.seen", lambda gains: "Seen.")
+    assert told_at_the_end((), "jumps", own=False).endswith("view run.html --budget 50%")
+    assert told_at_the_end((), "reasoner", own=True).endswith('--model reasoner --prompt "…"')
+    assert told_at_the_end((), "owner/name", own=False) == "Seen.", "view reads no hub"
 
 
 def test_every_method_has_a_row_at_every_budget(comparison, rows):

@@ -6,8 +6,7 @@ import pytest
 
 from kvlab.fast.lab.evaluate.own import passage
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.sweep.compare import compare
-from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.reference.tasks import jumps
 
 
@@ -49,7 +48,7 @@ def test_the_order_is_drawn_by_seed_and_the_first_stay_the_first(tmp_path):
     [
         ('{"prompt": "x"}', "line 2: 'answer' is missing"),
         ('{"prompt": "", "answer": "x"}', "must be texts that are not empty"),
-        ('{"prompt": "x", "answer": 3}', "must be texts"),
+        ('{"prompt": "x", "answer": true}', "must be texts"),
         ('{"prompt": "x", "answer": "y", "compare": "fuzzy"}', "compare = 'fuzzy' must be one of"),
         ("[1]", "line 2:"),
         ("{", "line 2:"),
@@ -62,16 +61,30 @@ def test_a_line_that_is_no_problem_is_refused_by_its_place(tmp_path, line, said)
         find_task(str(path))
 
 
-def test_programs_written_to_a_file_are_solved_as_the_task_solves_them(tmp_path):
-    size = jumps.Size(fewest=3, most=4)
+def test_a_number_is_an_answer_as_it_is_written(tmp_path):
+    line = {"prompt": "?", "answer": 36, "compare": "number"}
+    (problem,) = find_task(written(tmp_path / "own.jsonl", line)).problems(1, seed=0)
+    assert problem.solution == "36"
+
+
+def test_programs_written_to_a_file_are_solved_and_wrong_answers_are_shown(
+    tmp_path, data, printed, computed_once, monkeypatch
+):
+    here = comparing.in_this_process
+    monkeypatch.setattr(comparing, "in_processes", lambda jobs, workers: here(jobs))
+    right, wrong = jumps.held_out(2, 0, jumps.Size(fewest=3, most=4))
     lines = [
-        {"prompt": each.prompt, "answer": each.solution, "compare": "contains"}
-        for each in jumps.held_out(2, 0, size)
+        {"prompt": each.prompt, "answer": answer, "compare": "contains"}
+        for each, answer in ((right, right.solution), (wrong, "none"))
     ]
     own = f"{written(tmp_path / 'own.jsonl', *lines)}@tokens=60"
-    sweep = Sweep(("full",), (), 2, models=("jumps",), backend="reference", batch=1, tasks=(own,))
-    (point,) = compare(sweep).summary.points
-    assert [bool(each) for each in point.outcomes] == [True, True]
+    asked = ("compare", "--task", own, "--backend", "reference", "--methods", "full")
+    found = data(*asked)
+    assert [(row["problems"], row["accuracy"]) for row in found["rows"]] == [(2, 0.5)]
+    (told,) = found["wrong_answers"]
+    assert wrong.solution in told.pop("written")
+    assert told == {"method": "full", "given": wrong.prompt, "wanted": "none"}
+    assert "wanted 'none', got '" in printed(*asked)
 
 
 def test_texts_of_a_file_are_read_one_after_the_other(tmp_path):
