@@ -23,7 +23,7 @@ from torch import Tensor
 from kvlab.fast.engine.cache import BatchClock, LayerCache, LayerMemory
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rotate, parts
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.kernels.attention import logits, softmax, visible, without_autocast
+from kvlab.fast.kernels.attention import in_own_formats, logits, softmax, visible
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
 from kvlab.fast.kernels.vector_tables import MOST_SLACK
 
@@ -191,12 +191,12 @@ class Layers:
         kept = [a - b for c in caches for a, b in zip(c.counts, c.demoted, strict=True)]
         return [min(kept[row::sequences]) for row in range(sequences)]
 
-    @without_autocast()
+    @in_own_formats
     def copies(self) -> list[LayerCache]:
         """Return a copy of every layer's cache."""
         return [cache.copied(layer) for cache in self.caches for layer in range(cache.layers)]
 
-    @without_autocast()
+    @in_own_formats
     def copied(self) -> "Layers":
         """Return layers that hold the same and go on apart from these."""
         self.catch_up()
@@ -214,7 +214,7 @@ class Layers:
         for group in self.groups:
             group.catch_up()
 
-    @without_autocast()
+    @in_own_formats
     def trim(self) -> None:
         """Free the slots that no entry uses."""
         self.catch_up()
@@ -240,7 +240,7 @@ class Layers:
                     "scores must not be NaN: the model's keys or values are no numbers"
                 )
 
-    @without_autocast()
+    @in_own_formats
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         for group in self.groups:

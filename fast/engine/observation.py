@@ -113,7 +113,8 @@ class LayerView:
     def fused(self) -> tuple[Vectors, Vectors]:
         """Return keys and values as PyTorch's fused kernels read them on this device."""
         keys, values = self.column("keys"), self.column("values")
-        return (keys, values) if keys.is_cuda else (self.keys, self.values)
+        as_stored = keys.is_cuda or keys.dtype == self.cache.dtype
+        return (keys, values) if as_stored else (self.keys, self.values)
 
     def _converted(self, name: str) -> Vectors:
         stored = self.column(name)

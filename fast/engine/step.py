@@ -31,7 +31,7 @@ from kvlab.fast.engine.observation import (
     reposition,
 )
 from kvlab.fast.engine.policy import Policy, divided
-from kvlab.fast.kernels.attention import softmax, visible, weighted_values, without_autocast
+from kvlab.fast.kernels.attention import in_own_formats, softmax, visible, weighted_values
 from kvlab.fast.kernels.keep import BEYOND, keep_slots
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
 
@@ -39,7 +39,7 @@ MOST_WAITING = 32
 """Tokens whose queries wait for the score to observe them."""
 
 
-@without_autocast()
+@in_own_formats
 def begin(layers: Layers, clock: BatchClock) -> None:
     """Take in that all layers are about to be given a block."""
     single = clock.positions.shape[1] == 1
@@ -81,7 +81,7 @@ def _clock_of_all_rows(group: Group, clock: BatchClock) -> BatchClock:
     return BatchClock(clock.rows * layers, positions, group.prompt)
 
 
-@without_autocast()
+@in_own_formats
 def attend(layers: Layers, place: int, block: Block) -> Queries:
     """Append the block of the layer ``place`` among these, and return its attention output."""
     policy, shared = layers.policy, layers.shared
@@ -154,7 +154,7 @@ def _observation(group: Group, step: Step) -> Observation:
     )
 
 
-@without_autocast()
+@in_own_formats
 def finish(layers: Layers, groups: Sequence[Group] | None = None) -> None:
     """End steps: the score observes, the policy decides, and the decision is applied.
 
@@ -184,10 +184,15 @@ def finish(layers: Layers, groups: Sequence[Group] | None = None) -> None:
 def _observe(group: Group) -> Observation | None:
     """Let the score observe a block, unless it did so part by part; return what it saw.
 
-    None if the score observes the block later.
+    None if the score observes the block later, or if nothing is decided after it or a later one.
     """
     step, policy = group.step, group.policy
     assert step is not None
+    if policy.ended(step.blocks[-1].clock) and not any(step.due):
+        group.catch_up()
+        policy.precision.encode(group.cache, step.clock)
+        group.cache.release_state()
+        return None
     seen = _observation(group, step)
     if step.waits:
         seen.view = LayerView(group.cache, seen.view.softcap)

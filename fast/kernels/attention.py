@@ -3,10 +3,10 @@
 Axes as in `kvlab.reference.notation`, with the batch ``N`` in front.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
-from typing import Literal
+from functools import cache, wraps
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvlab.reference.attention import GroupReduction
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Reduction = GroupReduction | Literal["none", "skip"]
 """How the query heads of a KV head are joined; ``none`` keeps them apart, ``skip`` drops them."""
@@ -32,6 +35,19 @@ def without_autocast() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def in_own_formats(compute: Callable[P, R]) -> Callable[P, R]:
+    """Let a function compute `without_autocast`; nothing is entered where autocast is off."""
+
+    @wraps(compute)
+    def inner(*given: P.args, **options: P.kwargs) -> R:
+        if not any(map(torch.is_autocast_enabled, _device_types())):
+            return compute(*given, **options)
+        with without_autocast():
+            return compute(*given, **options)
+
+    return inner
 
 
 @cache
