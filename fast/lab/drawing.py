@@ -27,6 +27,8 @@ RED = "tab:red"
 PIXELS_PER_INCH = 96
 NARROW = 4.4
 """Inches that a phone shows without scrolling."""
+COLUMN = 3.15
+"""Inches of a column of LaTeX's two-column article."""
 
 LIGHT_OR_DARK = (
     "svg{color:#000;background:#fff}"
@@ -37,6 +39,7 @@ LIGHT_OR_DARK = (
 OUTSIDE: dict[str, dict[str, Any]] = {
     "right": {"loc": "outside right upper"},
     "below": {"loc": "outside lower center", "ncols": 2},
+    "list": {"loc": "outside lower center"},
 }
 
 
@@ -73,12 +76,17 @@ class Picture:
         return self.svg.replace(">", f"><style>{LIGHT_OR_DARK}</style>", 1)
 
     def save(self, path: Path) -> None:
-        """Write the picture as a file of its own; ``.pdf`` in black, for a paper."""
+        """Write the picture as a file of its own; ``.pdf`` in black at 8 points, for a paper."""
         if path.suffix != ".pdf":
             write_text(path, self.alone)
             return
         assert self.drawn is not None
-        with named(path):
+        from matplotlib import rc_context
+        from matplotlib.text import Text
+
+        for each in self.drawn.findobj(Text):
+            each.set_fontsize(8)  # type: ignore[attr-defined]
+        with named(path), rc_context({"pdf.fonttype": 42}):  # journals refuse type 3
             path.parent.mkdir(parents=True, exist_ok=True)
             self.drawn.savefig(path, metadata={"CreationDate": None})
 
@@ -110,12 +118,14 @@ def name_rows(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def finish(
-    figure: "Figure", description: str, legend: Literal["axes", "right", "below", "none"] = "axes"
+    figure: "Figure",
+    description: str,
+    legend: Literal["axes", "right", "below", "list", "none"] = "axes",
 ) -> Picture:
     """Turn a drawing in matplotlib's default ink into a picture.
 
-    The names of labelled curves stand in the ``axes``, unless they have a legend already; ``right``
-    and ``below``: outside, once for the whole drawing.
+    The names of labelled curves stand in the ``axes``, unless they have a legend already;
+    ``right``, ``below`` and ``list`` (below, one to a line): outside, once for the whole drawing.
     """
     figure.patch.set_alpha(0)
     for axes in figure.axes:

@@ -1,4 +1,4 @@
-"""Reports of headings, texts, tables and drawings, as Markdown, as one HTML page, or in LaTeX."""
+"""Reports of headings, texts, tables and drawings, as Markdown or as one HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.tables import Table, escape_latex, escape_markdown, html_of
+from kvlab.fast.lab.tables import Table, escape_markdown, html_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Drawing:
     """Name of its file, without the ending, where the report is written in Markdown."""
     title: str
     picture: Picture
+    narrow: Picture | None = None
+    """The same for a column of a paper."""
 
 
 Block = Heading | Text | Code | Table | Drawing
@@ -61,54 +63,6 @@ def write_markdown(blocks: Sequence[Block], path: Path) -> None:
         if isinstance(block, Drawing):
             block.picture.save(path.with_name(f"{block.name}.svg"))
     write_text(path, "\n\n".join(map(markdown, blocks)) + "\n")
-
-
-def write_latex(blocks: Sequence[Block], path: Path) -> None:
-    """Write LaTeX to be included in a document, and the drawings as PDF beside it.
-
-    A heading above a table is its caption, and a text below it its legend.
-    """
-    parts, waiting, caption = [r"% \usepackage{booktabs,graphicx}"], [*blocks], ""
-    while waiting:
-        block, after = waiting.pop(0), waiting[:1]
-        if isinstance(block, Heading):
-            caption = block.text
-            if not (after and isinstance(after[0], Table)):
-                kind = ("section*", "subsection*", "paragraph")[block.level - 1]
-                parts.append(rf"\{kind}{{{escape_latex(caption)}}}")
-        elif isinstance(block, Table):
-            legends = [each.text for each in after if isinstance(each, Text)]
-            del waiting[: len(legends)]
-            parts.append(_latex_table(block, caption, "".join(legends)))
-        elif isinstance(block, Drawing):
-            block.picture.save(path.with_name(f"{block.name}.pdf"))
-            parts.append(LATEX_FIGURE.format(block.name, escape_latex(block.title)))
-        elif isinstance(block, Code):
-            parts.append(f"\\begin{{verbatim}}\n{block.text.rstrip()}\n\\end{{verbatim}}")
-        else:
-            parts.append(escape_latex(block.text))
-    write_text(path, "\n\n".join(parts) + "\n")
-
-
-LATEX_FIGURE = r"""\begin{{figure}}[htbp]
-\centering
-\includegraphics[width=\linewidth]{{{}.pdf}}
-\caption{{{}}}
-\end{{figure}}"""
-
-
-def _latex_table(table: Table, caption: str, legend: str) -> str:
-    """Write a table, as wide as the page at most."""
-    lines = [
-        r"\begin{table}[htbp]",
-        r"\centering",
-        rf"\caption{{{escape_latex(caption)}}}",
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        f"{table.latex()}}}",
-        rf"\par\smallskip\footnotesize\raggedright {escape_latex(legend)}" if legend else "",
-        r"\end{table}",
-    ]
-    return "\n".join(filter(None, lines))
 
 
 def markdown(block: Block) -> str:

@@ -1,4 +1,4 @@
-"""Tables: rows of data in one form, written for a terminal, Markdown, HTML, LaTeX or plain text.
+"""Tables: rows of data in one form, written for a terminal, Markdown, HTML or plain text.
 
 `tabulate` makes a `Table` of dataclasses or dictionaries and a description of the columns. Where
 the cells are texts already, a `Table` is made directly.
@@ -21,17 +21,6 @@ LONG = 32
 """In a terminal, columns of figures break into lines only if a cell has more characters."""
 WIDE = 200
 """Characters of a line of plain text."""
-LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "≈": r"$\approx$",
-    "†": r"$\dagger$",
-    "−": "$-$",
-    "∅": r"$\emptyset$",
-    **{letter: f"${letter}$" for letter in "<>|"},
-}
-"""How LaTeX writes what stands for something else in it, or is in no common font."""
 
 
 class Bold(NamedTuple):
@@ -56,11 +45,6 @@ def counted(number: int, noun: str) -> str:
 def escape_markdown(text: str) -> str:
     """Write text so that Markdown shows it as it is; Python-Markdown knows no escape of ``<``."""
     return re.sub(r"([\\`*_\[\]>|#])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
-
-
-def escape_latex(text: str) -> str:
-    """Write text so that LaTeX shows it as it is."""
-    return text.translate(str.maketrans(LATEX))
 
 
 @dataclass(frozen=True)
@@ -120,21 +104,6 @@ class Table:
         return html_of(self.markdown())
 
     _repr_html_ = html
-
-    def latex(self) -> str:
-        """Write the table in LaTeX, for the package booktabs."""
-        lines = [" & ".join(map(escape_latex, self.columns))]
-        for row in self.rows:
-            cells = [_written(cell, escape_latex, r"\textbf{{{}}}") for cell in row]
-            across = len(self.columns) - len(cells) + 1
-            if across > 1:
-                cells[-1] = rf"\multicolumn{{{across}}}{{l}}{{{cells[-1]}}}"
-            lines.append(" & ".join(cells))
-        head, *body = (rf"{line} \\" for line in lines)
-        sides = "l" * self.words + "r" * (len(self.columns) - self.words)
-        opening = rf"\begin{{tabular}}{{{sides}}}"
-        closing = (r"\bottomrule", r"\end{tabular}")
-        return "\n".join([opening, r"\toprule", head, r"\midrule", *body, *closing])
 
     def terminal(self, title: str = "") -> RichTable:
         """Lay the table out for a terminal; a reason stands below the first cell of its row."""

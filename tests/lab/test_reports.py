@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from kvlab.fast.lab.drawing import canvas, finish
+from kvlab.fast.lab.drawing import COLUMN, canvas, finish
+from kvlab.fast.lab.latex import write_latex
 from kvlab.fast.lab.reports import Code, Drawing, Heading, Text, write_html, write_markdown
 from kvlab.fast.lab.tables import Table
 
@@ -43,6 +44,22 @@ def test_markdown_has_its_drawings_beside_it(blocks, picture, tmp_path):
     assert text.startswith("# A report &lt;script\\>") and "](rise.svg)" in text
     assert text.count(HOSTILE) == 1, "code stays as it is"
     assert (tmp_path / "rise.svg").read_text() == picture.alone
+
+
+def test_latex_has_labels_breakable_code_and_the_narrow_drawing(blocks, picture, tmp_path):
+    figure, (axes,) = canvas(width=COLUMN)
+    axes.set_title("small", fontsize=5)
+    blocks[1] = Heading("Solved, %")
+    blocks[3] = Code("kvlab sweep a/b --out 'c'\n  x_y")
+    blocks[4] = Drawing("rise", "It rises", picture, finish(figure, "narrow"))
+    write_latex(blocks, tmp_path / "report.tex")
+    text = (tmp_path / "report.tex").read_text()
+    assert r"\caption{\raggedright Solved, \%}\label{tab:report-0-solved}" in text
+    assert r"\caption{\raggedright It rises (Solved, \%)}\label{fig:rise}" in text
+    code = r"kvlab sweep a/\allowbreak{}b -{}-out \textquotesingle{}c\textquotesingle{}"
+    assert f"{code}\n\n\\ \\ x\\_\\allowbreak{{}}y" in text
+    assert b"/FontFile2" in (tmp_path / "rise.pdf").read_bytes(), "no type 3"
+    assert axes.title.get_fontsize() == 8
 
 
 def test_a_drawing_in_a_file_has_ink_and_ground_of_its_own(picture, tmp_path):

@@ -10,6 +10,7 @@ from kvlab.fast.lab import terminal as printing
 from kvlab.fast.lab.commands import texts
 from kvlab.fast.lab.commands.generate import _shown
 from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.latex import COLUMN, tabular
 from kvlab.fast.lab.sweep.compare import COLUMNS as COMPARED
 from kvlab.fast.lab.tables import Bold, Column, Table, percent, tabulate, text_of
 
@@ -85,11 +86,23 @@ def test_reasons_and_bold_cells_are_the_same_in_every_form():
         "| tova | – | 12 KiB |",
         f"| raas | {escaped} |  |",
     ]
-    assert table.latex().splitlines()[4:7] == [
+    assert tabular(table)[0].splitlines()[4:7] == [
         r"h2o & \textbf{0.50} & 7 KiB \\",
         r"tova & – & 12 KiB \\",
-        r"raas & \multicolumn{2}{l}{budget is $<$ 90 \& too small} \\",
+        r"raas & \multicolumn{2}{p{53pt}}{\raggedright budget is $<$ 90 \& too small} \\",
     ]
+
+
+def test_in_latex_a_wide_table_has_intervals_below_and_long_words_in_lines():
+    """Five columns of 18 letters are wider than 235 points; three of them are not."""
+    cell, name = "95.0 (90.0–99.0) †", "lazy_eviction@window=16,threshold=0.01"
+    narrow, small = tabular(Table(("method", "a", "b"), [("h2o", cell, cell)]))
+    assert r"h2o & 95.0 (90.0–99.0) $\dagger$ & " in narrow and small < COLUMN
+    wide, points = tabular(Table(("method", *("no budget",) * 4), [(name, *[cell] * 4)]))
+    assert r"\scriptsize (90.0–99.0)" in wide and r" & 95.0 $\dagger$ & " in wide
+    assert r"\shortstack[r]{no\\budget}" in wide and r"\begin{tabular}{p{108pt}rrrr}" in wide
+    assert r"\raggedright lazy\_\allowbreak{}eviction@\allowbreak{}window=" in wide
+    assert points > COLUMN, "so the page's width is asked for"
 
 
 def test_text_is_shown_as_it_is():

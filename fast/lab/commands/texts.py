@@ -221,7 +221,7 @@ def needle(
         print_table(tabulate(named, columns), "all lengths, with 95 % interval")
         print_caption(f"{AFTER_CAPTION} · {BUDGET_CAPTION}")
     tested = _compared(rows, sweep, SOLVED, json)
-    from kvlab.fast.lab.sweep.report import heat_map as draw  # which takes its time to load
+    from kvlab.fast.lab.sweep.curves import heat_map as draw  # which takes its time to load
 
     draw(found, depths).save(heat_map)
     data = {

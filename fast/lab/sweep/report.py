@@ -5,24 +5,19 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
-from kvlab.fast.lab.evaluate.controls import NO_GAIN, explained, gains_table, is_control
-from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION, Measure
-from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.evaluate.controls import NO_GAIN, explained, gains_table
+from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION
 from kvlab.fast.lab.files import named, write_text
+from kvlab.fast.lab.latex import write_latex
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
     BUDGET_CAPTION,
     ENTRIES,
     NOTHING,
-    ORACLE,
     STEPS_AFTER,
     STEPS_CAPTION,
     UNKNOWN,
@@ -37,29 +32,23 @@ from kvlab.fast.lab.reports import (
     Heading,
     Text,
     write_html,
-    write_latex,
     write_markdown,
 )
 from kvlab.fast.lab.sweep.compare import BITS, HELD
+from kvlab.fast.lab.sweep.curves import DRAWN, FRONT, QUALITIES, over_budget, over_memory
 from kvlab.fast.lab.sweep.plan import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import (
-    ACCEPTED,
     ALONG,
     FULL,
-    LOSS,
-    SOLVED,
     Point,
     Results,
     TaskSummary,
     main_measure,
     plain,
-    pooled,
     summarise,
 )
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, tabulate
-from kvlab.reference.methods import base_name, lookup
 from kvlab.reference.outside import OUTSIDE
-from kvlab.reference.proofs import PAPERS
 
 if TYPE_CHECKING:
     from kvlab.fast.lab.sweep.run import Stored  # needs pyarrow
@@ -188,6 +177,7 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     versions = {**stored.plan.provenance, **run["versions"], "machine": run["machine"]}
     versions |= {f"model {name}": mark for name, mark in stored.plan.fingerprints.items()}
     versions |= {"source of outside methods": stored.plan.outside} if outside else {}
+    yield Heading("Versions and hashes", 3)
     yield Table(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)
 
 
@@ -211,9 +201,13 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
             yield table
         yield Text(f"{explained(each.gains)}.")
     if len({point.budget for point in each.points} - {None}) > 1:
-        yield Drawing(f"{name}-budget", *_over_budget(each, main, curves))
+        drawn = (over_budget(each, main, curves, narrow) for narrow in (False, True))
+        yield Drawing(
+            f"{name}-budget", f"{main.title.partition(',')[0]} over the budget, {DRAWN}", *drawn
+        )
     if any("nbytes" in point.figures for point in each.points):
-        yield Drawing(f"{name}-memory", *_over_memory(each, curves))
+        drawn = (over_memory(each, curves, narrow) for narrow in (False, True))
+        yield Drawing(f"{name}-memory", f"Quality over memory, {DRAWN}; {FRONT}", *drawn)
     along = {measure.name for measure in ALONG}
     tests = [test for test in each.tests if test.measure not in along]
     if tests := [test for test in tests if (test.only_first, test.only_second) != (0, 0)]:
@@ -223,10 +217,13 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
             f"{TESTS_CAPTION} Pairs that never differ, and those of error and KL, are in the CSV "
             "and JSON files."
         )
-    yield Heading("Memory, errors and time", 3)
-    others = [column for column in figures if column.heading != heading]
-    points = sorted(each.points, key=_full_first)
-    yield tabulate(points, (METHOD, Column("budget", marked_budget), *others))
+    points, budget = sorted(each.points, key=_full_first), Column("budget", marked_budget)
+    held = [column for column in figures if column in MEMORY]
+    others = [column for column in figures if column not in MEMORY and column.heading != heading]
+    for title, columns in (("Memory", held), ("Errors and time", others)):
+        if columns:
+            yield Heading(title, 3)
+            yield tabulate(points, (METHOD, budget, *columns))
     yield Text(FIGURES_CAPTION)
 
 
@@ -293,7 +290,7 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
     return write
 
 
-METHOD = Column("method")
+METHOD, MEMORY = Column("method"), (*HELD, BITS, AFTER_EVICTION)
 FIGURES = (
     Column("solved %", "interval", lambda share: share.percent()),
     Column("accepted %", "accepted", lambda share: share.percent()),
@@ -301,9 +298,7 @@ FIGURES = (
     Column("perplexity", _perplexity),
     Column("gap", format="+.4f"),
     Column("nats", format=lambda nats: nats.written("+.4f", " to ")),
-    *HELD,
-    BITS,
-    AFTER_EVICTION,
+    *MEMORY,
     Column("error", _with_interval("output_error")),
     Column("KL", _with_interval("kl")),
     STEPS_AFTER,
@@ -333,167 +328,3 @@ FIGURES_CAPTION = (
     f"{LEVEL:.0%} bootstrap intervals. {STEPS_CAPTION}. ms: per token, all problems of a job in "
     "one batch; in brackets, the fastest and the slowest batch."
 )
-
-
-def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
-    """Draw the share of needles found over depth and length, one panel per method and budget."""
-    named = [each.method for each in found[0].points]
-    shown = {at: own for at, own in pooled(found).items() if at[0] in named}
-    across = 4 if len(shown) % 4 == 0 else min(3, len(shown))
-    down = -(-len(shown) // across)
-    figure, panels = canvas(across, down, 9, 0.6 + 2.4 * down, sharex=True, sharey=True)
-    mesh: Any = None
-    lengths = [f"{each.mean_length:.0f}" for each in found]
-    percent = [f"{100 * share:.0f}" for share in np.linspace(0, 1, depths)]
-    for axes, (at, points) in zip(panels, shown.items(), strict=False):
-        shares = np.array([[np.mean(p.outcomes[n::depths]) for p in points] for n in range(depths)])
-        style: dict[str, Any] = {"cmap": "YlGnBu", "edgecolors": "white", "linewidth": 0.5}
-        mesh = axes.pcolormesh(shares, vmin=0, vmax=1, **style)
-        axes.set_xticks(np.arange(len(found)) + 0.5, lengths)
-        axes.set_yticks(np.arange(depths) + 0.5, percent)
-        axes.tick_params(labelsize=7)
-        axes.set_ylim(depths, 0)
-        nothing = NOTHING if all(each.measures_nothing for each in points) else ""
-        method, *more = filter(None, at)
-        method = method.replace(",", ",\n")
-        share = f"{100 * shares.mean():.0f} % found {nothing}".rstrip()
-        axes.set_title(f"{method}\n{': '.join([*more, share])}", fontsize=7)
-    for axes in panels[len(shown) :]:
-        axes.set_visible(False)
-    figure.supxlabel("tokens", fontsize=9)
-    figure.supylabel("depth of the needle, %", fontsize=9)
-    bar = figure.colorbar(mesh, ax=panels, shrink=0.7, label="share found")
-    bar.outline.set_visible(False)  # type: ignore[attr-defined]
-    return finish(figure, "Share of needles found over depth and length, per method.")
-
-
-@dataclass(frozen=True)
-class Quality:
-    """What a measure is called in tables and drawings, and where a point has it."""
-
-    measure: Measure
-    title: str
-    heading: str
-    """The column that the first table shows, so that no other does."""
-    interval: Callable[[Point], Interval | None]
-    scale: float = 1.0
-
-
-def _perplexity_or_yardstick(point: Point) -> Interval | None:
-    if point.method == FULL and point.perplexity is not None:
-        return Interval(*[point.perplexity] * 3)
-    return point.perplexity_interval
-
-
-QUALITIES = (
-    Quality(SOLVED, "Problems solved, %", "solved %", lambda point: point.interval, 100),
-    Quality(ACCEPTED, "Tokens accepted, %", "accepted %", lambda point: point.accepted, 100),
-    Quality(LOSS, "Perplexity", "perplexity", _perplexity_or_yardstick),
-    *(
-        Quality(measure, title, heading, lambda point, of=of: point.measured.get(of))
-        for measure, title, heading, of in zip(
-            ALONG,
-            ("Output error", "KL from the full cache, nats"),
-            ("error", "KL"),
-            ("output_error", "kl"),
-            strict=True,
-        )
-    ),
-)
-"""What can be drawn; those that rank methods come first."""
-
-DRAWN = f"with {LEVEL:.0%} intervals; dotted: the full cache"
-
-
-def _over_budget(
-    each: TaskSummary, quality: Quality, methods: Sequence[str]
-) -> tuple[str, Picture]:
-    """Draw what ranks methods over the budget (LazyEviction Fig. 5); return its caption, too."""
-    figure, (axes,) = canvas(height=5.2)
-
-    def size(point: Point) -> float | None:
-        return None if point.budget is None else 100 * point.budget / each.mean_length
-
-    _draw_curves(axes, each, quality, methods, size)
-    axes.set_xlabel("budget, % of the mean length of prompt and solution")
-    caption = f"{quality.title.partition(',')[0]} over the budget, {DRAWN}"
-    return caption, finish(figure, f"{caption}.", legend="below")
-
-
-def _over_memory(each: TaskSummary, methods: Sequence[str]) -> tuple[str, Picture]:
-    """Draw every measure over the bytes of keys and values; return the caption, too."""
-
-    def size(point: Point) -> float | None:
-        nbytes = point.mean("nbytes")
-        return None if nbytes is None else nbytes / 1024
-
-    ran = [point for point in each.points if point.method in methods and point.method != FULL]
-    shown = [quality for quality in QUALITIES if any(map(quality.interval, ran))]
-    figure, panels = canvas(len(shown), width=max(7.5, 4.2 * len(shown)), height=5.2)
-    for axes, quality in zip(panels, shown, strict=True):
-        _draw_curves(axes, each, quality, methods, size)
-        points = [point for point in ran if not is_reference(point.method)]
-        front = front_of([(size(point), quality.interval(point)) for point in points], quality)
-        axes.plot(*front, color=GREY, linewidth=6, alpha=0.25, zorder=0)
-        axes.set_xlabel("most of keys and values, KiB")
-    caption = f"Quality over memory, {DRAWN}; grey band: what no method beats with fewer bytes"
-    return caption, finish(figure, f"{caption}.", legend="below")
-
-
-def front_of(
-    points: Sequence[tuple[float | None, Interval | None]], quality: Quality
-) -> tuple[list[float], list[float]]:
-    """Return sizes and means of the points that none of at most their size is better than."""
-    sign = quality.measure.sign
-    known = [(x, -sign * value.mean) for x, value in points if x is not None and value is not None]
-    front: list[tuple[float, float]] = []
-    for x, badness in sorted(known):
-        if not front or badness < front[-1][1]:
-            front.append((x, badness))
-    return [x for x, _ in front], [-sign * quality.scale * badness for _, badness in front]
-
-
-def _draw_curves(
-    axes: Any,
-    each: TaskSummary,
-    quality: Quality,
-    methods: Sequence[str],
-    size: Callable[[Point], float | None],
-) -> None:
-    """Draw a measure over a size, one line per method."""
-    colours = "012345689"  # number 7 is grey
-    for number, method in enumerate((FULL, *(spec for spec in methods if spec != FULL)), start=-1):
-        points = [point for point in each.points if point.method == method]
-        found = [(size(point), quality.interval(point)) for point in points]
-        if method == FULL:
-            for _, value in found:
-                if value is not None:
-                    level = quality.scale * value.mean
-                    axes.axhline(level, color=GREY, linestyle=":", label="full cache")
-            continue
-        known = [(x, *vars(y).values()) for x, y in found if x is not None and y is not None]
-        if known:
-            places, *values = np.array(sorted(known)).T
-            mean, low, high = (quality.scale * each for each in values)
-            style = {"color": f"C{colours[number % 9]}", "marker": "os^vD<>p*hX8P"[number % 13]}
-            style |= {"linestyle": "-" if number < 9 else "-.", "label": method}
-            style |= {"linewidth": 2.0 if is_of_the_papers(method) else 0.9}
-            if is_reference(method):
-                style |= {"color": GREY, "linestyle": "--"}
-            axes.errorbar(places, mean, [mean - low, high - mean], markersize=4, capsize=2, **style)
-    axes.set_ylabel(quality.title)
-    if quality.scale == 100:
-        axes.set_ylim(-5, 105)
-
-
-def is_reference(spec: str) -> bool:
-    """Say whether a method is only there for others to be compared with."""
-    return spec == ORACLE or is_control(spec)
-
-
-def is_of_the_papers(spec: str) -> bool:
-    """Say whether a method, or the method that wraps it, comes from one of the four papers."""
-    if spec == ORACLE:
-        return False
-    papers = {lookup(paper).source for paper in PAPERS}
-    return lookup(base_name(spec)).source in papers
