@@ -149,7 +149,10 @@ AFTER_CAPTION = (
     "measures nothing, and no test counts it · –: nothing is ever evicted, or nothing "
     "was and entries are coded as they come, or it was not counted"
 )
-STEPS_CAPTION = "steps after: the same share of the steps over which error and KL are means"
+STEPS_CAPTION = (
+    "steps after: share of the steps that come after at least one eviction, of those over which "
+    "error and KL are means"
+)
 
 
 def nothing_mark(row: MeasuredRow) -> str:

@@ -203,4 +203,4 @@ def print_gains(gains: Sequence[Test], measure: Measure) -> None:
     if gains:
         if (table := gains_table(gains, measure)).rows:
             print_table(table)
-        print_caption(explained(gains))
+        print_caption(" · ".join(explained(gains)))

@@ -51,7 +51,8 @@ Seed = Annotated[int, Option(help="Seed of the held-out problems.")]
 Threshold = Annotated[float, Option(help="Attention that counts as an activation.")]
 ReferenceModel = Annotated[Path | None, Option(help="Short name (kvlab models list) or directory.")]
 Model = Annotated[
-    str | None, Option(help="Short name (kvlab models list), directory, or id on the hub.")
+    str | None,
+    Option(help="Short name (kvlab models list), directory, or owner/name@revision on the hub."),
 ]
 Device = Annotated[
     str | None,

@@ -142,5 +142,5 @@ def report(
         return
     for each in summaries:
         print_table(reporting.accuracy_table(each), f"{each.task}, model {each.model}")
-    print_caption(reporting.ACCURACY_CAPTION)
+    print_caption(" · ".join(reporting.accuracy_legend(summaries)))
     print_line(f"report: {place / reporting.NAME}.html")

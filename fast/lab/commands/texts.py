@@ -29,7 +29,7 @@ from kvlab.fast.lab.commands.options import (
 )
 from kvlab.fast.lab.evaluate.controls import matched
 from kvlab.fast.lab.evaluate.own import passage
-from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, check_pairs, paired_tests
+from kvlab.fast.lab.evaluate.pairs import SHORT, Measure, check_pairs, explained_tests, paired_tests
 from kvlab.fast.lab.points import (
     AFTER_CAPTION,
     AFTER_EVICTION,
@@ -303,5 +303,5 @@ def _compared(
         print_gains(gains, measure)
         if tests:
             print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
-            print_caption(TESTS_CAPTION)
+            print_caption(" · ".join(explained_tests(tests)))
     return {"tests": list(map(asdict, tests)), "gains": list(map(asdict, gains))}

@@ -21,6 +21,13 @@ CONTROL = "random"
 
 NO_GAIN = "≈"
 """Marks a row that is not significantly better than its control."""
+CONTROL_CAPTION = (
+    "Matched control: random eviction under the method's own protection, schedule and budget"
+)
+NO_GAIN_CAPTION = (
+    f"{NO_GAIN}: not significantly better than the matched control (paired test on the same units, "
+    "after Holm's correction over methods and budgets); no mark where that did not run"
+)
 
 
 @cache
@@ -106,18 +113,18 @@ def _cell(gain: Test | None, measure: Measure) -> Cell:
     return Bold(text) if is_significant(gain) else f"{text} {NO_GAIN}"
 
 
-def explained(gains: Sequence[Test]) -> str:
-    """Say what the table of gains shows, and which methods it leaves out."""
+def explained(gains: Sequence[Test]) -> list[str]:
+    """Say what the table of gains shows, and at the end which methods it leaves out."""
     better = {each.first for each in gains if is_significant(each)}
     others = dict.fromkeys(each.first for each in gains if each.first not in better)
     unit = "points" if gains[0].only_first is not None else gains[0].measure
-    return (
+    return [
         f"gain: by how much a method is better than its matched control, in {unit}, with 95 % "
-        "interval; the control is random eviction under the method's own protection, schedule and "
-        f"budget · {NO_GAIN}: not significantly better (paired test on the same units, after "
-        "Holm's correction over methods and budgets) · at no budget significantly better than "
-        f"their controls: {', '.join(others) or 'none'}"
-    )
+        "interval",
+        CONTROL_CAPTION,
+        NO_GAIN_CAPTION,
+        f"At no budget significantly better than their controls: {', '.join(others) or 'none'}",
+    ]
 
 
 def seen(gains: Sequence[Test]) -> str:

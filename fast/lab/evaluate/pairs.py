@@ -182,14 +182,25 @@ SHORT = (
 )
 """What a terminal has room for; the method that is significantly better is bold."""
 
-TESTS_CAPTION = (
-    "Bold: significantly better. Yes or no (solved, found): means are shares; only 1st, only 2nd: "
-    "units with a yes of one alone; difference: 1st less 2nd in points, with Tango's "
-    f"{LEVEL:.0%} score interval; p: McNemar's exact test. Other measures: difference of the means "
-    f"over the units, with the {LEVEL:.0%} bootstrap interval; p: permutation test that flips "
-    "signs. Both p are two-sided; Holm: adjusted over all pairs of the measure. The intervals are "
-    "not adjusted."
-)
+
+def explained_tests(tests: Sequence[Test]) -> list[str]:
+    """Say what a table of tests shows, in sentences without their stops."""
+    said = []
+    if any(test.verdict in (test.first, test.second) for test in tests):
+        said.append("Bold: significantly better")
+    if any(test.only_first is not None for test in tests):
+        said.append(
+            "Solved or found: means are shares; only 1st, only 2nd: units with a yes of one alone; "
+            f"difference: 1st less 2nd in points, with Tango's {LEVEL:.0%} score interval; p: "
+            "McNemar's exact test"
+        )
+    if others := list(dict.fromkeys(test.measure for test in tests if test.only_first is None)):
+        said.append(
+            f"{', '.join(others)}: difference of the means over the units, 1st less 2nd, with the "
+            f"{LEVEL:.0%} bootstrap interval; p: permutation test that flips signs"
+        )
+    last = "p is two-sided; Holm: p adjusted over all pairs of the measure, intervals are not"
+    return [*said, last]
 
 
 def _mean(test: Test, mean: float) -> str:

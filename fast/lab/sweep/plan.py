@@ -85,6 +85,11 @@ def _part(asked: "str | dict[str, Any]", sweep: "Sweep") -> Part:
     given = {name: _checked(name, own.pop(name), hints[name]) for name in hints if name in own}
     if "task" not in given:
         raise ValueError(f"a table of tasks = {asked} must have the key task")
+    if wrong := own.keys() & {each.name for each in fields(Sweep)}:
+        raise ValueError(
+            f"key {min(wrong)!r} holds for all tasks of a sweep; a table of tasks may have "
+            f"{', '.join(hints)}, and options of {given['task']}"
+        )
     for name, value in own.items():
         given["task"] += f"{',' if '@' in given['task'] else '@'}{name}={value}"
     usual = {name: getattr(sweep, name) for name in hints if name != "task"}

@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.fast.lab.evaluate.controls import NO_GAIN, explained, gains_table
-from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION
+from kvlab.fast.lab.evaluate.controls import (
+    CONTROL_CAPTION,
+    NO_GAIN,
+    NO_GAIN_CAPTION,
+    explained,
+    gains_table,
+)
+from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, explained_tests
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.latex import write_latex
 from kvlab.fast.lab.points import (
@@ -17,6 +23,7 @@ from kvlab.fast.lab.points import (
     AFTER_EVICTION,
     BUDGET_CAPTION,
     ENTRIES,
+    EXCEEDED,
     NOTHING,
     STEPS_AFTER,
     STEPS_CAPTION,
@@ -47,7 +54,7 @@ from kvlab.fast.lab.sweep.summary import (
     plain,
     summarise,
 )
-from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, tabulate
+from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, tabulate, text_of
 from kvlab.reference.outside import OUTSIDE
 
 if TYPE_CHECKING:
@@ -79,7 +86,8 @@ def write_comparison(found: Results, path: Path) -> None:
     title = f"KV-cache compression compared: {summary.task}, model {summary.model}"
     where = Text(f"{'; '.join(f'{k}: {v}' for k, v in plan.provenance.items())}.")
     write_html(
-        [Heading(title, 1), *_task_blocks(summary, path.stem, plan.sweep.methods), where], path
+        [Heading(title, 1), *_task_blocks(summary, path.stem, plan.sweep.methods, set()), where],
+        path,
     )
 
 
@@ -163,9 +171,10 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
         f"{sweep.backend} backend. "
         f"{state if missing else f'All {total} jobs are done.'}"
     )
+    said: set[str] = set()
     for number, each in enumerate(summaries):
         yield Heading(f"{each.task}, model {each.model}")
-        yield from _task_blocks(each, f"{NAME}-{number}", sweep.curves or sweep.methods)
+        yield from _task_blocks(each, f"{NAME}-{number}", sweep.curves or sweep.methods, said)
     yield Heading("Run it again")
     yield Text("With this file as sweep.toml; what is already there is not done again.")
     yield Code(to_toml(sweep), "toml")
@@ -181,7 +190,19 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     yield Table(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)
 
 
-def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
+def _legend(sentences: Sequence[str], said: set[str], *own: str) -> Iterator[Text]:
+    """Say below a table what was not said below one before; ``own``: what is always said."""
+    new = [each for each in sentences if each not in said]
+    begin = "Other marks" if new or own else "Marks"
+    rest = [f"{begin} and columns: as in the tables before"] * (len(new) < len(sentences))
+    said.update(new)
+    if shown := [*new, *own, *rest]:
+        yield Text(f"{'. '.join(shown)}.")
+
+
+def _task_blocks(
+    each: TaskSummary, name: str, curves: Sequence[str], said: set[str]
+) -> Iterator[Block]:
     stated = ", ".join(f"{text} = {entries}" for text, entries in each.budgets.items())
     seeds, most = ", ".join(map(str, each.seeds)), max(point.problems for point in each.points)
     yield Text(
@@ -194,12 +215,15 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     title, heading = main.title, main.heading
     yield Heading(title, 3)
     yield accuracy_table(each)
-    yield Text(ACCURACY_CAPTION)
+    yield from _legend(accuracy_legend([each]), said)
     if each.gains:
         yield Heading("Gain over the matched control", 3)
+        *legend, others = explained(each.gains)
         if (table := gains_table(each.gains, measure)).rows:
             yield table
-        yield Text(f"{explained(each.gains)}.")
+            yield from _legend(legend, said, others)
+        else:
+            yield Text(f"{others}.")
     if len({point.budget for point in each.points} - {None}) > 1:
         drawn = (over_budget(each, main, curves, narrow) for narrow in (False, True))
         yield Drawing(
@@ -213,18 +237,19 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     if tests := [test for test in tests if (test.only_first, test.only_second) != (0, 0)]:
         yield Heading("Pairs on the same problems", 3)
         yield tabulate(tests, TESTS, words=3)
-        yield Text(
-            f"{TESTS_CAPTION} Pairs that never differ, and those of error and KL, are in the CSV "
-            "and JSON files."
-        )
+        legend = explained_tests(tests)
+        if len(tests) < len(each.tests):
+            legend.append("Pairs that never differ, or differ in error and KL, are in the CSV file")
+        yield from _legend(legend, said)
     points, budget = sorted(each.points, key=_full_first), Column("budget", marked_budget)
     held = [column for column in figures if column in MEMORY]
     others = [column for column in figures if column not in MEMORY and column.heading != heading]
     for title, columns in (("Memory", held), ("Errors and time", others)):
         if columns:
             yield Heading(title, 3)
-            yield tabulate(points, (METHOD, budget, *columns))
-    yield Text(FIGURES_CAPTION)
+            table = tabulate(points, (METHOD, budget, *columns))
+            yield table
+            yield from _legend(_figures_legend(table), said)
 
 
 def accuracy_table(each: TaskSummary) -> Table:
@@ -244,20 +269,37 @@ def _full_first(point: Point) -> bool:
     return point.method != FULL
 
 
-ACCURACY_CAPTION = (
-    f"In brackets: {LEVEL:.0%} intervals, Wilson's of problems solved, the bootstrap's of tokens "
-    "accepted, and of perplexity that of the loss less the full cache's, paired over the "
-    f"problems. {BUDGET_CAPTION}. {NOTHING}: nothing was evicted "
-    f"before any token, so the figure is the full cache's. {UNKNOWN}: no problem was "
-    f"measured, so whether it held the budget is not known. {NO_GAIN}: not significantly better "
-    "than its matched control, random eviction under the method's own protection, schedule and "
-    "budget; no mark where that control did not run. Bold: significantly better than every other "
-    "method of the column that held the budget, and than its control if that ran; often none is. "
-    "Tests are paired, on the same problems, after Holm's correction (the mark's over methods and "
-    "budgets, bold type's over all pairs and budgets), "
-    f"p < {1 - LEVEL:.2f}: McNemar's exact test of problems solved, and of tokens accepted and "
-    "perplexity the permutation test that flips the signs of differences."
-)
+def accuracy_legend(found: Sequence[TaskSummary]) -> list[str]:
+    """Say what stands in tables of accuracy, in sentences without their stops."""
+    ran = [point for each in found for point in each.points if point.refusal is None]
+    cells = [accuracy_cell(each, point) for each in found for point in each.points]
+    written, bold = "".join(map(text_of, cells)), any(isinstance(cell, Bold) for cell in cells)
+    shares, others = any(point.interval for point in ran), not all(point.interval for point in ran)
+    drafts = any(point.accepted and not point.interval for point in ran)
+    losses = any(point.perplexity_interval for point in ran)
+    known = {
+        f"In brackets: {LEVEL:.0%} intervals, Wilson's of problems solved": shares,
+        f"In brackets: the {LEVEL:.0%} bootstrap interval of tokens accepted": drafts,
+        f"In brackets: {LEVEL:.0%} intervals, of perplexity that of the loss less the full "
+        "cache's, paired over the problems": losses,
+        BUDGET_CAPTION: EXCEEDED in written,
+        f"{NOTHING}: nothing was evicted before any token, so the figure is the full cache's": (
+            NOTHING in written
+        ),
+        f"{UNKNOWN}: no problem was measured, so whether it held the budget is not known": (
+            UNKNOWN in written
+        ),
+        NO_GAIN_CAPTION: NO_GAIN in written,
+        CONTROL_CAPTION: NO_GAIN in written,
+        "Bold: significantly better than every other method of the column that held the budget, "
+        "and than its control if that ran (paired tests, after Holm's correction over all pairs "
+        "and budgets)": bold,
+        f"p < {1 - LEVEL:.2f} by McNemar's exact test": shares and (bold or NO_GAIN in written),
+        f"p < {1 - LEVEL:.2f} by the permutation test that flips the signs of paired differences": (
+            others and (bold or NO_GAIN in written)
+        ),
+    }
+    return [sentence for sentence, occurs in known.items() if occurs]
 
 
 def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
@@ -314,17 +356,45 @@ def figure_columns(points: Sequence[Point]) -> tuple[Column, ...]:
     )
 
 
-FIGURES_CAPTION = (
-    "accepted: share of the full cache's tokens that the compressed cache drafts, with the "
-    f"{LEVEL:.0%} bootstrap interval over the problems; until rejected: mean tokens before the "
-    "first that it does not. gap: perplexity less the full cache's. nats: loss per token less the "
-    "full cache's, paired "
-    f"over the problems, with the {LEVEL:.0%} bootstrap interval. {ENTRIES}. "
-    "KiB: most of keys and values in all layers. bits: stored per element of the full "
-    f"cache at the last token, scales and zero points included. {AFTER_CAPTION}. error: distance "
-    "of the attention output from attention over everything seen, L2 per head. KL: in nats from "
-    "the full cache. "
-    "Both along the full cache's answers: means of measured problems, with "
-    f"{LEVEL:.0%} bootstrap intervals. {STEPS_CAPTION}. ms: per token, all problems of a job in "
-    "one batch; in brackets, the fastest and the slowest batch."
+BOTH = (
+    f"error, KL: means of measured problems, along the full cache's answers, with {LEVEL:.0%} "
+    "bootstrap intervals"
 )
+EXPLAINED = {
+    "accepted %": (
+        "accepted: share of the full cache's tokens that the compressed cache drafts, with the "
+        f"{LEVEL:.0%} bootstrap interval over the problems",
+    ),
+    "until rejected": (
+        "until rejected: mean tokens before the first that the compressed cache does not draft",
+    ),
+    "gap": ("gap: perplexity less the full cache's",),
+    "nats": (
+        "nats: loss per token less the full cache's, paired over the problems, with the "
+        f"{LEVEL:.0%} bootstrap interval",
+    ),
+    "entries": (ENTRIES,),
+    "KiB": ("KiB: most of keys and values in all layers",),
+    "bits": (
+        "bits: stored per element of the full cache at the last token, scales and zero points "
+        "included",
+    ),
+    "after eviction": AFTER_CAPTION.split(" · "),
+    "error": (
+        "error: distance of the attention output from attention over everything seen, L2 per head",
+    ),
+    "KL": ("KL: in nats from the full cache", BOTH),
+    "steps after": (STEPS_CAPTION,),
+    "ms": (
+        "ms: per token, all problems of a job in one batch; in brackets, the fastest and the "
+        "slowest batch",
+    ),
+}
+"""What the headings of `FIGURES`, and marks in their columns, mean."""
+
+
+def _figures_legend(table: Table) -> list[str]:
+    """Say what the columns mean; of a mark, only where it stands."""
+    written = "".join(text_of(cell) for row in table.rows for cell in row)
+    said = dict.fromkeys(each for name in table.columns for each in EXPLAINED.get(name, ()))
+    return [each for each in said if each[0] not in (NOTHING, MISSING) or each[0] in written]

@@ -205,7 +205,10 @@ def test_two_names_of_one_model_are_refused(tmp_path):
     assert len(set(plan.fingerprints.values())) == 2
 
 
-def test_a_key_that_is_needed_is_asked_for():
+def test_a_key_that_is_needed_is_asked_for_and_one_of_all_tasks_refused():
+    table = {"task": "jumps", "dtype": "float32"}
+    with pytest.raises(ValueError, match=r"'dtype' holds for all tasks .* task, models, seeds, .*"):
+        make_sweep({"methods": ["h2o"], "budgets": [40], "problems": 2, "tasks": [table]})
     with pytest.raises(ValueError, match="key 'budgets' is missing"):
         make_sweep({"methods": ["h2o"], "problems": 1})
 

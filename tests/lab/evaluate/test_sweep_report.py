@@ -31,10 +31,11 @@ from kvlab.fast.lab.evaluate.statistics import (
     wilson,
 )
 from kvlab.fast.lab.points import ORACLE
+from kvlab.fast.lab.reports import Text
 from kvlab.fast.lab.sweep.curves import QUALITIES, front_of
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep
-from kvlab.fast.lab.sweep.report import accuracy_cell, write_report
+from kvlab.fast.lab.sweep.report import _legend, accuracy_cell, accuracy_legend, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
 from kvlab.fast.lab.sweep.summary import against_full, summarise
@@ -297,7 +298,7 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
     gains = paired_tests(given, matched(names, names), BY_SOLVED)
     better = [(each.first, each.budget) for each in gains if each.verdict == each.first]
     assert better == [("h2o", 50), ("knorm", 50)] and len(gains) == 3
-    assert "at any budget" not in explained(gains) and "controls: none" in explained(gains)
+    assert explained(gains)[-1] == "At no budget significantly better than their controls: none"
     most = max(gains, key=lambda each: each.difference.mean)
     shares = [f"{100 * share:.0f} % " for share in (most.first_mean, most.second_mean)]
     assert f"50 entries {most.first} solves {shares[0]}" in seen(gains)
@@ -374,6 +375,8 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     assert r"h2o &  & 40.0 & 50.0 \\" in latex and r"\scriptsize (26.3–55.4)" in latex
     assert "KVLAB_METHODS=mine.py:mine_fast.py" in text and "/home/me" not in text + latex + html
     assert_whole_latex(latex, tmp_path / "deep")
+    for absent in ("accepted", "∅", "≈", "permutation", "nats:"):
+        assert absent not in text.partition("## Run it again")[0], "it does not occur"
     (again,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert make_sweep(tomllib.loads(again)) == stored.plan.sweep
     for name in ("commit", "python", "numpy", "model reasoner"):
@@ -384,6 +387,18 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
         ("full", "", "1.0"),
         ("h2o", "50", "0.4"),
     ]
+
+
+def test_a_legend_says_once_what_occurs(stored):
+    (summary,) = summarise(stored)
+    assert len(accuracy_legend([summary])) == 2, "intervals, and R-KV held more than its budget"
+    best = replace(summary, winners={60: "h2o"})
+    *_, bold, mcnemar = accuracy_legend([summary, best])
+    assert bold.startswith("Bold: ") and mcnemar == "p < 0.05 by McNemar's exact test"
+    said: set[str] = set()
+    first, second = (list(_legend(["a", "b"], said, "of this")) for _ in range(2))
+    assert first == [Text("a. b. of this.")]
+    assert second == [Text("of this. Other marks and columns: as in the tables before.")]
 
 
 def test_the_command_reports(stored, tmp_path, printed, data):
