@@ -13,6 +13,7 @@ from typing import Any
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import events
+from kvlab.reference.conformance.drawn_caches import any_case
 from kvlab.reference.conformance.implementation import (
     FailedError,
     Functions,
@@ -217,7 +218,7 @@ def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Repo
     outcomes: list[Outcome] = []
     source = Source(f"fuzz {target}", seed)
     while len(outcomes) < count:
-        case = drawn_case(target, lambda values: values[_any_of(source, values)])
+        case = any_case(target, lambda values: values[_any_of(source, values)])
         if case is None:
             continue
         outcomes.append(run_case(under_test, case, SECONDS, CALLS))

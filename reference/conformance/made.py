@@ -141,14 +141,12 @@ def large_option_cases(seed: int, wanted: Callable[[str], bool]) -> Iterator[Cas
 
 
 def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | None:
-    """Draw a small case of any target but whole caches; None if what was chosen does not fit.
+    """Draw a small case of any target but whole caches (`drawn_caches`); None if it does not fit.
 
     Sizes, seeds and the like are chosen, and one of the method's examples; or method, budget and
     softcap are those of another case.
     """
     method, _, operation = target.rpartition(".")
-    if operation == "whole_cache":
-        raise ValueError(f"target = {target!r} must not be a whole cache: run its vectors")
     if not operation_of(target).of_method:
         sizes = {name: choose(values) for name, values in plan.SMALL[target].items()}
         drawn = draws.BLOCKS[target](_chosen_source(f"drawn {target}", choose), **sizes)

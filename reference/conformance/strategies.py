@@ -11,13 +11,13 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from kvlab.reference.conformance.made import drawn_case
+from kvlab.reference.conformance.drawn_caches import any_case
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.vectors import Case
 
 
 def cases(target: str) -> st.SearchStrategy[Case]:
-    """Draw cases of a building block or of a step of a method, with the reference's answers.
+    """Draw cases of any target, with the reference's answers.
 
     Raises:
         ValueError: if the target is unknown.
@@ -28,7 +28,7 @@ def cases(target: str) -> st.SearchStrategy[Case]:
 
 @st.composite
 def _cases(draw: Callable[..., Any], target: str) -> Case:
-    case = drawn_case(target, lambda values: draw(st.sampled_from(values)))
+    case = any_case(target, lambda values: draw(st.sampled_from(values)))
     if case is None:
         reject()
     return case

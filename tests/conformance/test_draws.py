@@ -12,12 +12,14 @@ from sampling import examples, sampled
 from kvlab.reference import methods
 from kvlab.reference.conformance import draws, plan, publishing, strategies
 from kvlab.reference.conformance.checker import fuzz
+from kvlab.reference.conformance.drawn_caches import any_case
 from kvlab.reference.conformance.implementation import Functions, exact_in_16_bits
 from kvlab.reference.conformance.made import STREAMS, cases_of_stream, drawn_case, sized_cases
 from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.report import Status
 from kvlab.reference.conformance.serving import STATES
 from kvlab.reference.conformance.targets import STEPS, answer
+from kvlab.reference.conformance.whole_cache import whole_cache
 from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.selection import keep_set
 from kvlab.reference.streams import Source, Stream
@@ -128,9 +130,22 @@ def test_hypothesis_draws_cases_of_every_kind_of_target(target):
     has_an_answer()
 
 
+def test_fuzz_asks_whole_caches_and_finds_rows_that_do_not_move():
+    def engine(tokens, padding, calls, continues, **given):
+        stays = np.tile(np.arange(len(tokens)), (len(calls), 1))
+        asked = {"tokens": tokens, "padding": padding, "calls": calls, "continues": stays}
+        found = whole_cache(**asked, **{"learned_sinks": None, **given})
+        return {name: each.value for name, each in found.items()}
+
+    report = fuzz("tova.whole_cache", Functions({"tova.whole_cache": engine}), 0, 40)
+    (failure,) = report.failures()
+    moved = failure.case.inputs["continues"]
+    assert (moved != np.arange(moved.shape[1])).any() and failure.smallest is not None
+
+
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="must not be a whole cache"):
-        drawn_case("h2o.whole_cache", lambda values: values[0])
+    with pytest.raises(ValueError, match="must be a whole cache of one of full, h2o"):
+        any_case("rkv.whole_cache", lambda values: values[0])
     with pytest.raises(ValueError, match="target = 'no' must be one of"):
         strategies.cases("no")
 
