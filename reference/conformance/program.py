@@ -3,16 +3,18 @@
 For every case it is run as ``program TARGET INPUT OUTPUT``: TARGET such as ``h2o.score``, INPUT a
 safetensors file with the case's inputs, whose ``__metadata__`` holds every parameter as text, and
 OUTPUT the safetensors file that it has to write. It exits with 0, or with 77 for what it does not
-do.
+do. A program that stays is started once: it reads a line ``TARGET INPUT OUTPUT`` for every case and
+answers with a line, the code with which it would have exited and what it would have said.
 """
 
 import shlex
 import shutil
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event, Timer
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,9 @@ class Program:
     """Number format in which the program works: sets the tolerance; files hold float32."""
     timeout: float = 60.0
     """Seconds that one case may take."""
+    stays: bool = False
+    """Whether one process answers case after case."""
+    _process: "subprocess.Popen[str] | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there is such a program."""
@@ -62,26 +67,66 @@ class Program:
             return read_outputs(made.read_bytes())
 
     def another(self) -> "Program":
-        """Return itself: every case has a process of its own."""
-        return self
+        """Return a program of its own where one stays, else itself."""
+        return replace(self) if self.stays else self
 
     def close(self) -> None:
-        """Do nothing: no process outlives its case."""
+        """End the process, if one has stayed."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
     def _run(self, case: Case, given: Path, made: Path) -> None:
-        command = [*shlex.split(self.command), case.target, str(given), str(made)]
+        asked = [case.target, str(given), str(made)]
+        code, said = self._asked(asked) if self.stays else self._started(asked)
+        if code < 0:
+            raise LostError(f"the program crashed: {signal.Signals(-code).name}")
+        if code == SKIPPED:
+            raise NotTestedError(said or f"exit code {SKIPPED}")
+        if code:
+            last = said.splitlines()[-1:] or ["nothing on stderr"]
+            raise FailedError(f"the program exited with {code}: {last[0]}")
+
+    def _asked(self, asked: list[str]) -> tuple[int, str]:
+        """Let the process that stays answer; one that has ended is started again."""
+        if self._process is None:
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(
+                shlex.split(self.command), stdin=pipe, stdout=pipe, text=True, bufsize=1
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        late = Event()
+        watch = Timer(self.timeout, lambda: (late.set(), process.kill()))
+        watch.start()
+        try:
+            print(*asked, file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        watch.cancel()
+        if not answer:
+            code = process.wait()
+            self.close()
+            if late.is_set():
+                raise LostError(f"the program took longer than {self.timeout:g} s")
+            if code >= 0:
+                raise LostError(f"the program ended with {code} instead of an answer")
+            return code, ""
+        code, _, said = answer.strip().partition(" ")
+        if not code.isdigit():
+            raise FailedError(f"the program answered {answer.strip()!r}, which is no exit code")
+        return int(code), said
+
+    def _started(self, asked: list[str]) -> tuple[int, str]:
+        """Run the program for one case; return its exit code and what it said."""
+        command = [*shlex.split(self.command), *asked]
         try:
             done = subprocess.run(command, capture_output=True, timeout=self.timeout, check=False)
         except subprocess.TimeoutExpired:
             raise LostError(f"the program took longer than {self.timeout:g} s") from None
-        if done.returncode < 0:
-            raise LostError(f"the program crashed: {signal.Signals(-done.returncode).name}")
-        stderr = done.stderr.decode(errors="replace").strip()
-        if done.returncode == SKIPPED:
-            raise NotTestedError(stderr or f"exit code {SKIPPED}")
-        if done.returncode:
-            said = stderr.splitlines()[-1:] or ["nothing on stderr"]
-            raise FailedError(f"the program exited with {done.returncode}: {said[0]}")
+        return done.returncode, done.stderr.decode(errors="replace").strip()
 
 
 def request(case: Case) -> bytes:

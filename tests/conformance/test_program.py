@@ -49,6 +49,51 @@ def test_a_program_passes_and_says_what_it_does_not_do(tmp_path):
     assert reasons == {"h2o.score alone"}
 
 
+STAYING = """
+import os, sys, time
+for number, line in enumerate(sys.stdin):
+    target, given, made = line.split()
+    x = load_file(given)
+    BODY
+    save_file({"scores": x["accumulated"]}, made)
+    print(0, flush=True)
+"""
+
+
+def staying(tmp_path, body):
+    head = "from safetensors.numpy import load_file, save_file\n"
+    file = tmp_path / "staying.py"
+    file.write_text(head + STAYING.replace("BODY", body))
+    return Program(f"{sys.executable} {file}", stays=True, timeout=20)
+
+
+def test_a_program_that_stays_is_started_once(tmp_path):
+    program = staying(tmp_path, "open(target, 'a').write('x') if number == 0 else None")
+    program.command = f"env -C {tmp_path} {program.command}"
+    check("h2o.score", program, groups=["plain", "softcap"]).raise_for_failures()
+    assert (tmp_path / "h2o.score").read_text() == "x" and program.another() is not program
+    program.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("print(77, 'not now', flush=True); continue", "not now"),
+        ("print(3, 'no memory', flush=True); continue", "exited with 3: no memory"),
+        ("print('hello', flush=True); continue", "'hello', which is no exit code"),
+        ("raise SystemExit(4)", "ended with 4 instead of an answer"),
+        ("os.kill(os.getpid(), 11)", "the program crashed: SIGSEGV"),
+        ("time.sleep(60)", "the program took longer than 2 s"),
+    ],
+)
+def test_a_program_that_stays_says_how_it_failed(tmp_path, body, said):
+    program = staying(tmp_path, body)
+    program.timeout = 2 if "sleep" in body else 20
+    report = check("h2o.score", program, groups=["softcap"], minimise=False)
+    assert all(said in (x.reason or "") for each in report.groups for x in each.outcomes)
+    program.close()
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -59,6 +59,9 @@ File = Annotated[Path | None, Argument(help="Python file that defines IMPLEMENTA
 Program = Annotated[
     str | None, Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
 ]
+Stay = Annotated[
+    bool, Option("--stay", help="Start it once; it reads TARGET INPUT OUTPUT, a line per case.")
+]
 Arrays = Annotated[
     str | None, Option(help="numpy, torch, cupy, jax.numpy; default: the file's ARRAYS.")
 ]
@@ -104,6 +107,7 @@ def run(
     arrays: Arrays = None,
     device: Device = None,
     precision: Precision = None,
+    stay: Stay = False,
     timeout: Timeout = 60.0,
     seed: Seed = 0,
     jobs: Annotated[int, Option(min=1, help="Processes that answer cases at once.")] = 1,
@@ -118,7 +122,7 @@ def run(
         reader.submit(cases, target, spec)  # read while the file is loaded
         if jobs > 1:
             opened.enter_context(threads_of_processes(max(1, PROCESSORS // jobs)))
-        tested = _implementation(file, program, arrays, device, precision, timeout)
+        tested = _implementation(file, program, arrays, device, precision, stay, timeout)
         workers = [tested, *(tested.another() for _ in range(jobs - 1))]
         for each in workers:
             opened.enter_context(closing(each))
@@ -149,12 +153,13 @@ def fuzz(
     arrays: Arrays = None,
     device: Device = None,
     precision: Precision = None,
+    stay: Stay = False,
     timeout: Timeout = 60.0,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
-    tested = _implementation(file, program, arrays, device, precision, timeout)
+    tested = _implementation(file, program, arrays, device, precision, stay, timeout)
     with closing(tested) as under_test, working("asking drawn cases"):
         report = ask_drawn(target, under_test, seed, count)
     _finish(report, json, of=str(file or program))
@@ -166,18 +171,21 @@ def _implementation(
     arrays: str | None,
     device: str | None,
     precision: str | None,
+    stay: bool,
     timeout: float,
 ) -> Isolated | RunProgram:
     """Return the implementation, in a process of its own, which has to be closed."""
     if timeout <= 0:
         raise ValueError(f"timeout = {timeout} must be above 0 seconds")
+    if stay and program is None:
+        raise ValueError("--stay is for --exec: a Python file stays anyway")
     if program is None and file is not None:
         return Isolated(file, arrays, device, precision or "", timeout)
     if program is None or file is not None:
         raise ValueError("either a Python file or --exec PROGRAM must be given")
     if arrays is not None or device is not None:
         raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
-    return RunProgram(program, precision or "float32", timeout)
+    return RunProgram(program, precision or "float32", timeout, stay)
 
 
 def _finish(report: Report, as_json: bool, **about: str) -> None:
