@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ COLUMN = 235
 """Points of a column of a paper, about: what is a little wider is made smaller."""
 WORDS = 25
 """Letters after which words in a table are broken into lines."""
+LINES = 40
+"""Lines of a table on one page; longer ones have parts."""
 WITH_INTERVAL = re.compile(r"([+−]?[\d.]+) (\(.*\))(.*)")
 FLOAT = "\\begin{{{0}}}[htbp]\n\\centering\n{1}\n{2}\n\\end{{{0}}}"
 FITTED = r"""\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"""
@@ -72,8 +75,13 @@ def _written(blocks: Sequence[Block], path: Path) -> Iterator[str]:
         elif isinstance(block, Table):
             legends = [each.text for each in after if isinstance(each, Paragraph)]
             del waiting[: len(legends)]
-            text, width = tabular(block)
             name = re.sub("[^a-z0-9]+", "-", caption.lower()).strip("-")
+            if more := block.rows[LINES:]:
+                waiting = [replace(block, rows=more), *map(Paragraph, legends), *waiting]
+                title, _, part = caption.partition(", part ")
+                waiting.insert(0, Heading(f"{title}, part {int(part or 1) + 1}", 3))
+                legends = []
+            text, width = tabular(replace(block, rows=block.rows[:LINES]))
             parts = [r"\smallskip\footnotesize\setlength{\tabcolsep}{3pt}", FITTED, f"{text}}}"]
             parts += [rf"\par\smallskip\raggedright {breakable(each)}" for each in legends]
             kind = "table*" if width > COLUMN else "table"
@@ -114,11 +122,11 @@ class Part(NamedTuple):
 def tabular(table: Table) -> tuple[str, float]:
     """Return the table for the package booktabs, and about how many points wide it is.
 
-    Where it is wider than a column, intervals stand below their means.
+    Where it is wider than a column, and a page has the lines, intervals stand below their means.
     """
     rows = [[Part(cell) for cell in row] for row in table.rows]
     heads = [[name] for name in table.columns]
-    if sum(_widths(table, rows, heads)) > COLUMN:
+    if sum(_widths(table, rows, heads)) > COLUMN and len(rows) <= LINES / 2:
         rows = [[_parted(part.cell) for part in row] for row in rows]
         heads = [
             name.split(" ") if n >= table.words else [name] for n, name in enumerate(table.columns)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvlab.fast.lab.drawing import COLUMN, canvas, finish
-from kvlab.fast.lab.latex import write_latex
+from kvlab.fast.lab.latex import LINES, write_latex
 from kvlab.fast.lab.reports import Code, Drawing, Heading, Text, write_html, write_markdown
 from kvlab.fast.lab.tables import Table
 
@@ -60,6 +60,17 @@ def test_latex_has_labels_breakable_code_and_the_narrow_drawing(blocks, picture,
     assert f"{code}\n\n\\ \\ x\\_\\allowbreak{{}}y" in text
     assert b"/FontFile2" in (tmp_path / "rise.pdf").read_bytes(), "no type 3"
     assert axes.title.get_fontsize() == 8
+
+
+def test_a_table_longer_than_a_page_has_parts_and_one_legend(tmp_path):
+    table = Table(("method", "solved"), [(f"m{n}", "1 %") for n in range(2 * LINES + 1)])
+    write_latex([Heading("Memory"), table, Text("KiB: held.")], tmp_path / "report.tex")
+    text = (tmp_path / "report.tex").read_text()
+    labels = re.findall(r"\\label\{tab:report-0-(\S+)\}", text)
+    assert labels == ["memory", "memory-part-2", "memory-part-3"]
+    assert (
+        text.count("KiB: held.") == 1 and len(re.findall(r"^m\d+ & ", text, re.M)) == 2 * LINES + 1
+    )
 
 
 def test_a_drawing_in_a_file_has_ink_and_ground_of_its_own(picture, tmp_path):

@@ -99,7 +99,8 @@ FRONT = "grey band: what no method beats with fewer bytes"
 def _panels(count: int, methods: Sequence[str], narrow: bool) -> tuple[Any, list[Any]]:
     """Return a drawing of some panels: beside each other, or stacked in a column of a paper."""
     if narrow:
-        return canvas(1, count, COLUMN, 0.5 + 1.8 * count + 0.17 * len(methods), sharex=True)
+        height = min(6.8, 0.5 + 1.8 * count + 0.17 * len(methods))  # inches of a page
+        return canvas(1, count, COLUMN, height, sharex=True)
     return canvas(count, width=max(7.5, 4.2 * count), height=5.2)
 
 
