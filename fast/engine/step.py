@@ -170,12 +170,15 @@ def finish(layers: Layers, groups: Sequence[Group] | None = None) -> None:
             decision = decide(policy, seen, step.due, every)
         if watch is not None:
             shown = _copies(group.cache, decision)
+        survivors = None
         if seen is not None:
             survivors = apply(policy, seen, decision)
-            if survivors is not None:
-                step.outputs = [survivors.to(step.outputs[0].dtype)]
-            if policy.ended(step.blocks[-1].clock):
-                group.cache.release_state()
+        else:
+            policy.precision.encode(group.cache, step.clock)
+        if survivors is not None:
+            step.outputs = [survivors.to(step.outputs[0].dtype)]
+        if policy.ended(step.blocks[-1].clock):
+            group.cache.release_state()
         if watch is not None and shown is not None:
             _show(watch, group.cache, step, *shown)
         group.step = None
@@ -188,10 +191,8 @@ def _observe(group: Group) -> Observation | None:
     """
     step, policy = group.step, group.policy
     assert step is not None
-    if policy.ended(step.blocks[-1].clock) and not any(step.due):
+    if not policy.observes(step.blocks[-1].clock):  # all layers' rows are alike
         group.catch_up()
-        policy.precision.encode(group.cache, step.clock)
-        group.cache.release_state()
         return None
     seen = _observation(group, step)
     if step.waits:
@@ -203,7 +204,7 @@ def _observe(group: Group) -> Observation | None:
     if group.waiting:
         group.catch_up()
     seen.attended = Attended.of_all(step.attended)
-    if not step.observed and policy.observes(step.blocks[-1].clock):  # all layers' rows are alike
+    if not step.observed:
         policy.score.observe(group.cache.state, seen)
     return seen
 

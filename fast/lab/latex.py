@@ -89,7 +89,8 @@ def _written(blocks: Sequence[Block], path: Path) -> Iterator[str]:
             title = caption if caption == section else f"{caption} ({section})"
             yield FLOAT.format(kind, _caption(title, label), "\n".join(parts))
         elif isinstance(block, Drawing):
-            (block.narrow or block.picture).save(path.with_name(f"{block.name}.pdf"))
+            picture = block.picture if block.narrow is None else block.narrow()
+            picture.save(path.with_name(f"{block.name}.pdf"))
             shown = f"{FITTED}\n\\includegraphics{{{block.name}.pdf}}}}"
             title = _caption(f"{block.title} ({section})", f"fig:{block.name}")
             yield FLOAT.format("figure", shown, title)

@@ -1,6 +1,6 @@
 """Reports of headings, texts, tables and drawings, as Markdown or as one HTML page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ class Drawing:
     """Name of its file, without the ending, where the report is written in Markdown."""
     title: str
     picture: Picture
-    narrow: Picture | None = None
-    """The same for a column of a paper."""
+    narrow: Callable[[], Picture] | None = None
+    """Draws the same for a column of a paper."""
 
 
 Block = Heading | Text | Code | Table | Drawing

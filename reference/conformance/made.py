@@ -136,7 +136,7 @@ def large_option_cases(seed: int, wanted: Callable[[str], bool]) -> Iterator[Cas
                 Source(f"kernel options {stream}", seed), **STREAMS["kernel_options"][stream]
             )
             yield from cases_of_stream(
-                example, drawn, plan.LARGE_OPTIONS, steps, 10 * number, DECISIONS, apart=True
+                example, drawn, plan.LARGE_OPTIONS, steps, DECISIONS * number, DECISIONS, apart=True
             )
 
 

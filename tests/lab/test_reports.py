@@ -51,7 +51,7 @@ def test_latex_has_labels_breakable_code_and_the_narrow_drawing(blocks, picture,
     axes.set_title("small", fontsize=5)
     blocks[1] = Heading("Solved, %")
     blocks[3] = Code("kvlab sweep a/b --out 'c'\n  x_y")
-    blocks[4] = Drawing("rise", "It rises", picture, finish(figure, "narrow"))
+    blocks[4] = Drawing("rise", "It rises", picture, lambda: finish(figure, "narrow"))
     write_latex(blocks, tmp_path / "report.tex")
     text = (tmp_path / "report.tex").read_text()
     assert r"\caption{\raggedright Solved, \%}\label{tab:report-0-solved}" in text

@@ -138,7 +138,8 @@ def compare(
 
         write_comparison(found, report)
         written = f"report: {report.resolve().as_uri()}"
-    wrong = wrong_answers(summary.points, asked.problems(problems, seed))
+    own = isinstance(asked, Own)
+    wrong = wrong_answers(summary.points, asked.problems(problems, seed)) if own else []
     if not json:
         print_gains(summary.gains, main_measure(summary.points))
         for each in wrong:
@@ -146,7 +147,7 @@ def compare(
             print_line(
                 f"{each['method']} is wrong after {given!r}: wanted {wanted!r}, got {text!r}"
             )
-        last = told_at_the_end(summary.gains, model, isinstance(asked, Own))
+        last = told_at_the_end(summary.gains, model, own)
         written = "\n".join(filter(None, [written, last]))
     data = {"settings": asdict(plan.sweep), **summary.plain(), "wrong_answers": wrong}
     data |= {"seconds": seconds, "provenance": plan.provenance}
@@ -174,7 +175,7 @@ def task_of(model: str) -> str:
 def wrong_answers(points: Sequence[Point], problems: Sequence[Any]) -> list[dict[str, str]]:
     """Return the first three wrong answers of the full cache, or of the first method without it.
 
-    Texts are kept of answers to one's own problems alone, so there is nothing for other tasks.
+    Only results of one's own problems hold the answers.
     """
     first = next((each for each in points if each.method == FULL), points[0])
     return [

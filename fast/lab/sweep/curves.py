@@ -105,7 +105,7 @@ def _panels(count: int, methods: Sequence[str], narrow: bool) -> tuple[Any, list
 
 
 def over_budget(
-    each: TaskSummary, quality: Quality, methods: Sequence[str], narrow: bool
+    each: TaskSummary, quality: Quality, methods: Sequence[str], narrow: bool = False
 ) -> Picture:
     """Draw what ranks methods over the budget (LazyEviction Fig. 5)."""
     figure, (axes,) = _panels(1, methods, narrow)
@@ -119,7 +119,7 @@ def over_budget(
     return finish(figure, title, legend="list" if narrow else "below")
 
 
-def over_memory(each: TaskSummary, methods: Sequence[str], narrow: bool) -> Picture:
+def over_memory(each: TaskSummary, methods: Sequence[str], narrow: bool = False) -> Picture:
     """Draw every measure over the bytes of keys and values."""
 
     def size(point: Point) -> float | None:

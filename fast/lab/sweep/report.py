@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,13 +226,12 @@ def _task_blocks(
         else:
             yield Text(f"{others}.")
     if len({point.budget for point in each.points} - {None}) > 1:
-        drawn = (over_budget(each, main, curves, narrow) for narrow in (False, True))
-        yield Drawing(
-            f"{name}-budget", f"{main.title.partition(',')[0]} over the budget, {DRAWN}", *drawn
-        )
+        draw = partial(over_budget, each, main, curves)
+        caption = f"{main.title.partition(',')[0]} over the budget, {DRAWN}"
+        yield Drawing(f"{name}-budget", caption, draw(), partial(draw, narrow=True))
     if any("nbytes" in point.figures for point in each.points):
-        drawn = (over_memory(each, curves, narrow) for narrow in (False, True))
-        yield Drawing(f"{name}-memory", f"Quality over memory, {DRAWN}; {FRONT}", *drawn)
+        draw, caption = partial(over_memory, each, curves), f"Quality over memory, {DRAWN}; {FRONT}"
+        yield Drawing(f"{name}-memory", caption, draw(), partial(draw, narrow=True))
     along = {measure.name for measure in ALONG}
     tests = [test for test in each.tests if test.measure not in along]
     if tests := [test for test in tests if (test.only_first, test.only_second) != (0, 0)]:
