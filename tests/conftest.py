@@ -4,6 +4,7 @@ import gc
 import os
 
 import hypothesis
+import pytest
 import torch
 import transformers.utils
 import typecheck  # noqa: F401  (before kvlab is imported)
@@ -33,7 +34,15 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Check shapes from now on; take what is imported out of the garbage collector's walks."""
-    config.update("jaxtyping_disable", False)
+    """Take what is imported out of the garbage collector's walks."""
     gc.freeze()
     gc.enable()
+
+
+MUCH = ("browser", "conformance", "evaluate", "fast", "playground", "simulator", "study")
+"""Folders of tests that compute much: there shapes are checked where a test asks for it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    config.update("jaxtyping_disable", item.path.parent.name in MUCH)

@@ -5,7 +5,6 @@ from urllib.parse import urlencode
 import playground_page
 import pytest
 from sampling import slow
-from shapes import shapes_checked
 
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate
@@ -31,12 +30,6 @@ EVIL = '<img src=x onerror="document.title=1">'
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 READY = "model => kvlabPlayground.loaded === model && kvlabPlayground.budget !== null"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shapes_are_checked_elsewhere():
-    with shapes_checked(False):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,6 @@ from kvlab.reference.models import reasoner_directory
 from kvlab.reference.transformer import load_tokenizer
 
 
-@pytest.fixture(autouse=True)
-def _shapes_are_checked_where_a_test_asks_for_it():
-    with shapes_checked(False):
-        yield
-
-
 @pytest.fixture
 def shapes():
     with shapes_checked(True):

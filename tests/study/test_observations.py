@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend
@@ -24,12 +23,6 @@ from study.observations import (
     recurrence_figures,
 )
 from study.rounded_weights import round_weights
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_not_checked():
-    with shapes_checked(False):
-        yield
 
 
 @pytest.fixture(scope="module")

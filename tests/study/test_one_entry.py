@@ -6,8 +6,6 @@ from urllib.parse import parse_qs
 
 import numpy as np
 import playground_page
-import pytest
-from shapes import shapes_checked
 
 from kvlab.reference import Transformer, load_tokenizer, methods
 from kvlab.reference.generate import generate
@@ -19,12 +17,6 @@ from study.evictions import recomputed_errors
 PAGE = Path("docs/methods/caote.md").read_text("utf-8")
 LATER = 12
 """Tokens from the decision to the first wrong token, as the page says."""
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_checked_elsewhere():
-    with shapes_checked(False):
-        yield
 
 
 def test_the_entry_has_the_smaller_weight_and_the_farther_value():

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from shapes import shapes_checked
 
 from study.planner_figures import all_figures, desirekv_memory, figures_table
 
@@ -15,13 +14,11 @@ ROWS = [line[2:-2].replace("\\", "").split(" | ") for line in PAGE.splitlines()[
 
 @pytest.mark.slow
 def test_the_page_is_what_the_model_says():
-    with shapes_checked(False):
-        assert f"{figures_table([*all_figures()]).markdown()}\n" == PAGE
+    assert f"{figures_table([*all_figures()]).markdown()}\n" == PAGE
 
 
 def test_desirekv_memory_is_what_the_page_says():
     """The bytes are counted alike; the weights are 1.2 % less than printed."""
-    with shapes_checked(False):
-        rows = figures_table([*desirekv_memory()]).rows
+    rows = figures_table([*desirekv_memory()]).rows
     assert [list(row[1:]) for row in rows] == [row[1:] for row in ROWS[:6]]
     assert re.fullmatch(r"(1.00|0.99|0.96)+0.53", "".join(row[-1] for row in rows))
