@@ -34,8 +34,6 @@ class Measurement:
     """Bytes of keys and values in all layers, scales and zero points included."""
     average_bits: Float[Array, " steps"]
     """Bits stored per element of the full cache, scales and zero points included."""
-    payload_bits: Float[Array, " steps"]
-    """The same without scales and zero points."""
     after_eviction: Bool[Array, " steps"]
     """Whether the step's last token attended after an eviction; until then nothing is missing."""
 
@@ -120,13 +118,13 @@ def attended_to_all(policy: Policy, block: Block, result: StepResult) -> float:
 
 
 def measurement(
-    columns: Float[Array, "steps 5"],
+    columns: Float[Array, "steps 4"],
     full: Float[Array, "steps vocab"],
     written: Float[Array, "steps vocab"],
     after_eviction: Bool[Array, " steps"],
 ) -> Measurement:
-    """Put a run together: errors, entries, bytes, average bits and payload bits, and its logits."""
-    error, entries, nbytes, average, payload = columns.T
+    """Put a run together: errors, entries, bytes and average bits, and its logits."""
+    error, entries, nbytes, average = columns.T
     return Measurement(
         output_error=error,
         kl=divergence(full, written),
@@ -134,7 +132,6 @@ def measurement(
         entries=entries,
         nbytes=nbytes,
         average_bits=average,
-        payload_bits=payload,
         after_eviction=after_eviction,
     )
 
@@ -150,7 +147,5 @@ def divergence(
 def _memory(session: Session, error: float) -> tuple[float, ...]:
     heads, d = session.caches[0].positions.shape[0], session.model.config.head_dim
     elements = 2 * session.seen * heads * d * len(session.caches)
-    payload = sum(cache.payload_bytes for cache in session.caches)
     entries = float(np.mean([len(cache) for cache in session.caches]))
-    bits = (8 * session.nbytes / elements, 8 * payload / elements)
-    return error, entries, session.nbytes, *bits
+    return error, entries, session.nbytes, 8 * session.nbytes / elements

@@ -122,47 +122,36 @@ def _memory_columns(
     cache: CompressedCache, error: Float[Tensor, " N"]
 ) -> tuple[Sequence[float], ...]:
     entries = np.mean(cache.kept(), axis=0)
-    payload, overhead = cache_bytes(cache)
+    nbytes = cache_bytes(cache)
     seen = np.array([clock.seen for clock in cache.clocks])
     caches, layers = cache.text.layers.caches, cache.text.layers.count
     elements = np.mean([_elements(each) for each in caches]) * layers * seen
-    nbytes = payload + overhead
-    bits = ((8 * nbytes / elements).tolist(), (8 * payload / elements).tolist())
-    return error.cpu().tolist(), entries.tolist(), nbytes.tolist(), *bits
+    bits = (8 * nbytes / elements).tolist()
+    return error.cpu().tolist(), entries.tolist(), nbytes.tolist(), bits
 
 
-def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
-    """Return the bytes ``[2, N]`` of elements and of scales that sequences' own entries have."""
-    caches, sequences = cache.text.layers.caches, len(cache.clocks)
-    found = np.array([(_payload_bytes(each), _overhead_bytes(each)) for each in caches])
-    return found.reshape(len(caches), 2, -1, sequences).sum(axis=(0, 2))
+def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, " N"]:
+    """Return the bytes of elements and of scales that sequences' own entries have."""
+    found = np.array([_bytes_of(each) for each in cache.text.layers.caches])
+    return found.reshape(-1, len(cache.clocks)).sum(axis=0)
 
 
-def _payload_bytes(cache: LayerCache) -> list[float]:
+def _bytes_of(cache: LayerCache) -> Float[np.ndarray, " rows"]:
+    """Bytes of elements, scales, zero points, norms and balance factors of each sequence."""
     if cache.mixed is None:
-        return [_elements(cache) * count * FULL_BITS / 8 for count in cache.counts]
-    heads = cache.positions.shape[1]
+        return _elements(cache) * np.array(cache.counts) * FULL_BITS / 8
     total = np.zeros(len(cache.counts))
+    heads = cache.positions.shape[1]
     for storage in cache.mixed:
-        for table in storage.tables:
-            elements = heads * storage.dimension * np.array(table.counts)
-            total += elements * table.bits / 8
-    return total.tolist()
-
-
-def _overhead_bytes(cache: LayerCache) -> list[float]:
-    """Bytes of scales, zero points, norms and balance factors of each sequence."""
-    total = np.zeros(len(cache.counts))
-    heads = cache.positions.shape[1]
-    for storage in cache.mixed or ():
         if storage.balance is not None:
             total += heads * storage.dimension * FULL_BITS / 8
         if storage.scale is not None:
             total += storage.scale.nbytes / len(total)
         for table in storage.tables:
-            rows = max(1, table.rows)
-            total += np.array(table.counts) * table.overhead_bytes / len(total) / rows
-    return total.tolist()
+            counts, rows = np.array(table.counts), max(1, table.rows)
+            total += heads * storage.dimension * counts * table.bits / 8
+            total += counts * table.overhead_bytes / len(total) / rows
+    return total
 
 
 def _elements(cache: LayerCache) -> int:

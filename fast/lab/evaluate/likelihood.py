@@ -191,7 +191,7 @@ def _held(
 ) -> list[tuple[float, float]]:
     """Return entries, from those kept after every step so far, and bytes of every sequence."""
     entries = map(most_entries, np.array(kept).transpose(2, 1, 0))
-    return list(zip(entries, cache_bytes(cache).sum(axis=0).tolist(), strict=True))
+    return list(zip(entries, cache_bytes(cache).tolist(), strict=True))
 
 
 def _rate(

@@ -69,7 +69,6 @@ class Result:
     entries: float | None = None
     nbytes: float | None = None
     average_bits: float | None = None
-    payload_bits: float | None = None
     steps: int | None = None
     """Over which error, KL and agreement are means: a token is fed at each but the first."""
     steps_after_eviction: int | None = None
@@ -80,7 +79,7 @@ class Result:
     """Whether the refusal is an error in code. Such results are not stored."""
 
 
-MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
+MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits")
 
 Figures = dict[str, Any]
 
@@ -296,7 +295,6 @@ def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
             "entries": most_entries(measured.entries[None]),
             "nbytes": float(measured.nbytes.max()),
             "average_bits": float(measured.average_bits[-1]),
-            "payload_bits": float(measured.payload_bits[-1]),
             "steps": len(measured.kl),
             "steps_after_eviction": int(measured.after_eviction.sum()),
         }
