@@ -103,7 +103,6 @@ def check(
     device: str | None = None,
     precision: str = "float32",
     groups: Iterable[str] | None = None,
-    exclude: Iterable[str] = (),
     minimise: bool = True,
     calls: int = 1,
     spec: str = LATEST,
@@ -127,7 +126,6 @@ def check(
         device: where the arrays are, as that module names it.
         precision: number format of vectors and tolerance: float32, float16 or bfloat16.
         groups: groups to run; None: all.
-        exclude: groups to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
         spec: version of the specification whose vectors are used.
@@ -151,7 +149,7 @@ def check(
     for size in sizes:
         check_choice(("small", *SIZES), sizes=size)
         everything += cases(method, spec) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(everything, method, groups, exclude)
+    chosen = _selected(everything, method, groups)
     workers = (under_test, *others)
     return _run_cases(workers, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
 
@@ -254,21 +252,18 @@ def _full_target(method: str | None, name: str) -> str:
 
 
 def _selected(
-    everything: Sequence[Case],
-    method: str | None,
-    groups: Iterable[str] | None,
-    exclude: Iterable[str],
+    everything: Sequence[Case], method: str | None, groups: Iterable[str] | None
 ) -> list[Case]:
     chosen = [case for case in everything if belongs(case.target, method)]
     if not chosen:
         operation_of(method or "")
         raise ValueError(f"there are no vectors for {method!r}")
     known = {case.group for case in everything}
-    wanted, unwanted = known if groups is None else set(groups), set(exclude)
-    for group in (*wanted, *unwanted):
+    wanted = known if groups is None else set(groups)
+    for group in wanted:
         if group not in known:
             raise ValueError(f"group = {group!r} must be one of {', '.join(sorted(known))}")
-    return [case for case in chosen if case.group in wanted - unwanted]
+    return [case for case in chosen if case.group in wanted]
 
 
 # --- one case ------------------------------------------------------------------------------------
