@@ -49,9 +49,6 @@ def sweep(
         float | None,
         Option(help="With ray: GPUs per worker; default: 1 if the cluster has any."),
     ] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Say what would be done, and do nothing.")
-    ] = False,
     compact: Annotated[
         bool, Option("--compact", help="When all is done, put the results into one file.")
     ] = False,
@@ -70,8 +67,7 @@ def sweep(
     if methods is not None:
         wanted = only(wanted, read_methods(methods))
     chosen = running.choose_engine(engine, _workers(wanted, engine, workers), gpus)
-    if not dry_run:
-        check_output("out", directory / running.PLAN)
+    check_output("out", directory / running.PLAN)
     say_notes(wanted.methods)
     device = None
     if engine == "ray" and wanted.backend == "fast":
@@ -80,11 +76,6 @@ def sweep(
         device = device_of_workers(gpus, wanted.device)
     plan = make_plan(wanted, device)
     plan.check_methods()
-    if dry_run:
-        missing = len(Results(plan, running.read_rows(directory)).missing())
-        jobs = sum(1 for _ in plan.jobs())
-        _say({"jobs": jobs, "missing": missing, "directory": str(directory)}, json)
-        return
     try:
         with results_only(), reporting() as told:
             ran = running.run_sweep(plan, directory, chosen, told, compact)
@@ -101,7 +92,11 @@ def sweep(
         errors.print(f"failed: {job.label}: {failure.reason}{where}", style="red", markup=False)
     if ran.failures:
         raise Exit(1)
-    _say({"jobs": ran.total, "done now": ran.done, "directory": str(directory)}, json)
+    facts = {"jobs": ran.total, "done now": ran.done, "directory": str(directory)}
+    if json:
+        print_json(facts)
+    else:
+        print_line(", ".join(f"{name}: {value}" for name, value in facts.items()))
 
 
 def _workers(wanted: "Sweep", engine: str, asked: int | None) -> int | None:
@@ -112,13 +107,6 @@ def _workers(wanted: "Sweep", engine: str, asked: int | None) -> int | None:
     if wanted.parallel and workers is not None:
         raise ValueError(f"workers = {workers} cannot be given: parallel takes all devices")
     return workers
-
-
-def _say(facts: dict[str, int | str], as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-    else:
-        print_line(", ".join(f"{name}: {value}" for name, value in facts.items()))
 
 
 def report(

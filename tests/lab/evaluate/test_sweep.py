@@ -415,19 +415,19 @@ def common(tmp_path):
     return ["sweep", str(path), "--out", str(tmp_path / "out")]
 
 
-def test_the_command_runs_and_says_what_it_did(common, data, tmp_path):
-    planned = {"jobs": 1, "missing": 1, "directory": str(tmp_path / "out")}
-    assert data(*common, "--dry-run") == planned
-    assert not (tmp_path / "out").exists()
+def test_the_command_runs_and_says_what_it_did(common, data):
     assert [data(*common)["done now"] for _ in range(2)] == [1, 0]
 
 
-def test_the_command_runs_some_methods_of_the_file_only(common, data, refusal, tmp_path):
+def test_the_command_runs_some_methods_of_the_file_only(
+    common, data, refusal, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(doing, "do_job", lambda job: [])
     (tmp_path / "one.toml").write_text(
         'methods = ["full", "h2o", "tova"]\nbudgets = [200]\nproblems = 1\n'
         'pairs = [["h2o", "tova"], ["full", "h2o"]]\ncurves = ["tova"]\n'
     )
-    assert data(*common, "--methods", "full; h2o", "--dry-run")["jobs"] == 2
+    assert data(*common, "--methods", "full; h2o")["jobs"] == 2
     sweep = only(read_sweep(tmp_path / "one.toml"), ("h2o", "full"))
     assert (sweep.methods, sweep.pairs, sweep.curves) == (("full", "h2o"), (("full", "h2o"),), ())
     assert "methods names 'raas'" in refusal(*common, "--methods", "raas")
