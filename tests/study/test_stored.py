@@ -81,7 +81,7 @@ def test_the_page_of_results_shows_what_is_stored():
         found = stored_summary(name)
         assert not any(map(is_significant, found.gains)), "as the page says"
         for point in found.points:
-            assert point.percent in page
+            assert point.interval.percent() in page
 
 
 def test_lengths_give_what_was_counted_and_the_pages_say_it():

@@ -127,17 +127,8 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 REPORTED = (
     *("method", "budget", "refusal", "failed", "after_eviction", "holds_budget", "problems"),
-    *(
-        "solved",
-        "interval",
-        "by_seed",
-        "perplexity",
-        "perplexity_interval",
-        "gap",
-        "nats",
-        "measured",
-        "peak_entries",
-    ),
+    *("solved", "interval", "perplexity", "perplexity_interval", "gap", "nats"),
+    *("measured", "peak_entries"),
     *("seconds_per_token", "until_rejected", "steps_after_eviction"),
 )
 

@@ -21,7 +21,6 @@ from kvlab.fast.lab.evaluate.statistics import (
 from kvlab.fast.lab.points import After, MeasuredRow, all_of
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import Job, Plan
-from kvlab.fast.lab.tables import MISSING
 
 FULL = "full"
 
@@ -90,19 +89,6 @@ class Point(MeasuredRow):
     def interval(self) -> Interval | None:
         """That share with Wilson's interval."""
         return wilson(self.outcomes) if self.outcomes else None
-
-    @property
-    def percent(self) -> str:
-        """The share solved with its interval, in percent; or a dash."""
-        return MISSING if self.interval is None else self.interval.percent()
-
-    @property
-    def by_seed(self) -> Mapping[int, float]:
-        """Share solved of every seed's problems; of a rated text, loss per token."""
-        name, found = "solved" if self.outcomes else "loss", defaultdict(list)
-        for each in self.results if self.refusal is None else ():
-            found[each.seed].append(getattr(each, name))
-        return {seed: fmean(values) for seed, values in found.items()}
 
     @cached_property
     def perplexity(self) -> float | None:
