@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import kept, observation, run, stream
+from build import kept, observation, stream
 from safetensors.numpy import save_file
 from tolerances import FLOAT64
 
@@ -110,15 +110,6 @@ def test_newest_queries_decide_while_the_model_writes(origin, first, mean):
     np.testing.assert_allclose(found[0, 0], mean, atol=FLOAT64)
     assert start == first
     assert "moments" not in state.stream
-
-
-def test_it_decides_after_the_prompt_and_every_so_many_tokens():
-    left, entries = {7: 6, 10: 6, 13: 6}, 0
-    policy = methods.get("expected_attention@every=3,ahead=3,sinks=1", 6)
-    for each in run(policy, *stream(np.random.default_rng(0), 2, 1, 4, 14), prompt=7, block=4):
-        seen = each.seen.clock.seen
-        entries = left.get(seen, entries + each.seen.clock.block)
-        assert len(each.cache) == entries, seen
 
 
 def test_statistics_of_a_file_take_the_place_of_the_texts_own(tmp_path):

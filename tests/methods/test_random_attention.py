@@ -1,8 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from build import Given, kept, observation, run, stream
+from build import Given, kept, observation
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
@@ -30,29 +29,3 @@ def test_of_a_long_prompt_all_places_but_one_are_its_first_tokens():
         *(0, 1, 2, 4),
         *(6, 7),
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "budget", "prompt", "left"),
-    [
-        ("", 6, 3, {8: 6, 10: 6, 12: 6}),
-        ("", 7, 3, {9: 7, 11: 7, 13: 7}),
-        ("", 6, 9, {10: 6, 12: 6}),  # never in prefill, then down to the budget at once
-        (",newest=beside", 6, 3, {10: 8, 12: 8}),
-    ],
-)
-def test_it_decides_where_the_window_is_full_beyond_the_budget(options, budget, prompt, left):
-    """Window 2: at 8, 10, … tokens for a budget of 6; two entries more with the newest beside."""
-    data = stream(np.random.default_rng(0), 2, 1, 4, 13)
-    entries = 0
-    for each in run(methods.get(f"random_attention@recent=2{options}", budget), *data, prompt):
-        seen = each.seen.clock.seen
-        entries = left.get(seen, entries + each.seen.clock.block)
-        assert len(each.cache) == entries, seen
-
-
-def test_a_whole_prompt_that_does_not_fit_is_refused():
-    policy = methods.get("random_attention@recent=2,prompt=whole", 6)
-    with pytest.raises(ValueError, match="budget = 6 must be at least the 7 entries"):
-        policy.check(prompt=5)
-    policy.check(prompt=4)

@@ -7,31 +7,42 @@ from build import run, stream
 from kvlab.reference import methods
 
 DESIREKV = "desirekv@selector=2,group=4,protection=none"
+TRI = "triattention@every=4,layers=apart"
 
 
 @pytest.mark.parametrize(
-    ("spec", "budget", "prompt", "tokens", "left"),
+    ("spec", "budget", "prompt", "block", "tokens", "left"),
     [
-        ("tova", 1, 4, 9, dict.fromkeys(range(4, 10), 1)),
-        ("snapkv@window=3", 8, 20, 30, {20: 8}),
-        ("caote:snapkv@window=3", 8, 20, 30, dict.fromkeys(range(20, 31), 8)),  # at every step
-        ("streaming_llm@every=5,when_full=true", 8, 10, 20, {13: 8, 18: 8}),
-        ("rkv@every=8,window=3", 12, 20, 40, {20: 12, 24: 12, 32: 12, 40: 12}),
-        ("lazy_eviction@window=4", 8, 14, 34, {18: 8, 22: 8, 26: 8, 30: 8, 34: 8}),
-        ("rpc@interval=8,selector=2", 12, 5, 40, {15: 12, 23: 12, 31: 12, 39: 12}),
+        ("tova", 1, 4, None, 9, dict.fromkeys(range(4, 10), 1)),
+        ("snapkv@window=3", 8, 20, None, 30, {20: 8}),
+        # at every step
+        ("caote:snapkv@window=3", 8, 20, None, 30, dict.fromkeys(range(20, 31), 8)),
+        ("streaming_llm@every=5,when_full=true", 8, 10, None, 20, {13: 8, 18: 8}),
+        ("rkv@every=8,window=3", 12, 20, None, 40, {20: 12, 24: 12, 32: 12, 40: 12}),
+        ("lazy_eviction@window=4", 8, 14, None, 34, {18: 8, 22: 8, 26: 8, 30: 8, 34: 8}),
+        ("rpc@interval=8,selector=2", 12, 5, None, 40, {15: 12, 23: 12, 31: 12, 39: 12}),
         # prompt 3, P = 8, R = 2, c = 4: candidates 8, 10, 12 shrink to 2, 4, 6; + 3 + 2 stay
-        ("rpc@interval=8,selector=2", None, 3, 29, {13: 7, 21: 9, 29: 11}),
-        ("rpc@interval=10,selector=2", None, 3, 25, {15: 7, 25: 9}),  # ⌊10/4⌋ more at each event
+        ("rpc@interval=8,selector=2", None, 3, None, 29, {13: 7, 21: 9, 29: 11}),
+        # ⌊10/4⌋ more at each event
+        ("rpc@interval=10,selector=2", None, 3, None, 25, {15: 7, 25: 9}),
         # P = 5, half of which is 2 entries; P = 8, a quarter of which is 2; 3 + 2 stay besides
-        (f"{DESIREKV},interval=5", None, 3, 15, {10: 7, 15: 9}),
-        (f"{DESIREKV},interval=8,importance_quantile=0.75", None, 3, 21, {13: 7, 21: 9}),
+        (f"{DESIREKV},interval=5", None, 3, None, 15, {10: 7, 15: 9}),
+        (f"{DESIREKV},interval=8,importance_quantile=0.75", None, 3, None, 21, {13: 7, 21: 9}),
+        # where the window of 2, or of 4, is full beyond the budget, but not in prefill
+        ("random_attention@recent=2", 6, 3, None, 13, {8: 6, 10: 6, 12: 6}),
+        ("random_attention@recent=2", 7, 3, None, 13, {9: 7, 11: 7, 13: 7}),
+        ("random_attention@recent=2", 6, 9, None, 13, {10: 6, 12: 6}),
+        ("random_attention@recent=2,newest=beside", 6, 3, None, 13, {10: 8, 12: 8}),
+        *((TRI, 6, prompt, 5, 18, {10: 6, 14: 6, 18: 6}) for prompt in (3, 8)),
+        (TRI, 6, 12, 5, 18, {13: 6, 17: 6}),
+        ("expected_attention@every=3,ahead=3,sinks=1", 6, 7, 4, 14, {7: 6, 10: 6, 13: 6}),
     ],
 )
-def test_entries_after_every_step(spec, budget, prompt, tokens, left):
+def test_entries_after_every_step(spec, budget, prompt, block, tokens, left):
     """After so many tokens so many entries are left; in between the cache grows."""
     data = stream(np.random.default_rng(3), 2, 2, 4, tokens)
     entries = 0
-    for result in run(methods.get(spec, budget), *data, prompt):
+    for result in run(methods.get(spec, budget), *data, prompt, block):
         seen = result.seen.clock.seen
         entries = left.get(seen, entries + result.seen.clock.block)
         assert len(result.cache) == entries
@@ -80,7 +91,12 @@ def test_the_prompt_is_pinned(spec, budget):
         np.testing.assert_array_equal(result.cache.positions[:, :5], [range(5)] * 2)
 
 
-def test_a_pinned_prompt_beyond_the_budget_is_refused():
-    data = stream(np.random.default_rng(6), 2, 2, 4, 9)
-    with pytest.raises(ValueError, match="budget = 8 must be at least the 9 entries"):
-        run(methods.get("raas", 8), *data, prompt=9)
+@pytest.mark.parametrize(
+    ("spec", "longest"),
+    [("raas", 6), ("random_attention@recent=2,prompt=whole", 4), ("triattention@prompt=whole", 6)],
+)
+def test_a_pinned_prompt_beyond_the_budget_is_refused(spec, longest):
+    policy = methods.get(spec, 6)
+    policy.check(prompt=longest)
+    with pytest.raises(ValueError, match="budget = 6 must be at least the 7 entries"):
+        policy.check(prompt=longest + 1)

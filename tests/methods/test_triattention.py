@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import kept, observation, run, stream
+from build import kept, observation
 from safetensors.numpy import save_file
 from tolerances import FLOAT64
 
@@ -70,26 +70,6 @@ def test_the_prompt_stays_as_far_as_the_budget_reaches(option, prompt, budget, s
     found = policy.score.score(state, seen, seen.positions >= 0, budget + 6)
     order = np.sort(np.argsort(-found[0], kind="stable")[:budget])
     assert order.tolist() == stay
-
-
-def test_a_whole_prompt_that_does_not_fit_is_refused():
-    policy = methods.get("triattention@prompt=whole", 6)
-    policy.check(prompt=6)
-    with pytest.raises(ValueError, match="budget = 6 must be at least the 7 entries"):
-        policy.check(prompt=7)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "left"),
-    [(3, {10: 6, 14: 6, 18: 6}), (8, {10: 6, 14: 6, 18: 6}), (12, {13: 6, 17: 6})],
-)
-def test_it_decides_where_the_cache_is_full_beyond_the_budget(prompt, left):
-    """Budget 6 and 4 entries more; after a prompt of 12 at once, but not while it is read."""
-    policy, entries = methods.get("triattention@every=4,layers=apart", 6), 0
-    for each in run(policy, *stream(np.random.default_rng(0), 2, 1, 4, 18), prompt, block=5):
-        seen = each.seen.clock.seen
-        entries = left.get(seen, entries + each.seen.clock.block)
-        assert len(each.cache) == entries, seen
 
 
 def test_the_mean_query_and_its_length_by_hand(tmp_path):
