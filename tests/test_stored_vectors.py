@@ -12,23 +12,6 @@ def filled(seed=0, G=2, n=12, d=8):
     return storage, vectors
 
 
-def test_taken_entries_are_bit_exact_and_the_others_leave_memory():
-    storage, vectors = filled()
-    entries = np.zeros((2, 12), dtype=bool)
-    entries[0, ::2] = entries[1, 1::2] = True
-    others = ~entries & (vectors[..., 0] > 0)
-    mixed = storage.encode(TokenGroups(4, 4), entries).encode(TokenGroups(8, 8), others)
-    keep = np.array([[0, 3, 4, 9], [1, 2, 5, 11]])
-    taken = mixed.take(keep)
-    np.testing.assert_array_equal(
-        taken.vectors, np.take_along_axis(mixed.vectors, keep[..., None], axis=1)
-    )
-    np.testing.assert_array_equal(taken.bits, np.take_along_axis(mixed.bits, keep, axis=1))
-    assert taken.vectors.shape == (2, 4, 8)
-    assert sum(table.count for table in taken.tables) == (taken.bits < 16).sum()
-    assert sum(table.count for table in mixed.tables) > (taken.bits < 16).sum()
-
-
 def test_bytes_by_hand():
     """24 vectors of 8: 6 at 4 bits in groups of 4 (4 bytes and 2·2·2 of scales), 18 at 16 bits."""
     storage, _ = filled()

@@ -187,18 +187,6 @@ def test_positions_that_do_not_count_tokens_are_refused(positions):
         assert torch.equal(model(input_ids=ids[:, :1], past_key_values=cache).logits, last)
 
 
-def test_a_padded_text_is_read_as_if_it_were_alone():
-    model, inputs = tiny("llama"), prompts([20, 13])
-    options = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
-    options["output_logits"] = True
-    with compress(model, METHOD, BUDGET) as cache:
-        both = model.generate(**inputs, past_key_values=cache, **options)
-    alone = {name: x[1:, 7:] for name, x in inputs.items()}
-    with compress(model, METHOD, BUDGET) as cache:
-        one = model.generate(**alone, past_key_values=cache, **options)
-    close(torch.stack(both.logits)[:, 1:], torch.stack(one.logits))
-
-
 def test_an_image_whose_tokens_have_positions_of_their_own_is_refused():
     model, ids = copy.deepcopy(qwen_with_vision()), prompts([12])["input_ids"] % 80 + 3
     with compress(model, METHOD, BUDGET) as cache, torch.no_grad():
