@@ -1,6 +1,7 @@
 """Settings that have to stand before any test is imported."""
 
 import gc
+import importlib
 import os
 
 import hypothesis
@@ -46,3 +47,11 @@ MUCH = ("browser", "conformance", "evaluate", "fast", "playground", "simulator",
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     config.update("jaxtyping_disable", item.path.parent.name in MUCH)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Let `kvlab compare` work in this process."""
+    compare = importlib.import_module("kvlab.fast.lab.sweep.compare")
+    engine = lambda jobs, workers: compare.in_this_process(jobs)  # noqa: E731
+    monkeypatch.setattr(compare, "in_processes", engine)

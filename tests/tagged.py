@@ -16,7 +16,7 @@ import resource
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -173,7 +173,7 @@ class Planter:
             names = GIVEN["tests"].get(file.stem, [file.stem])
             own = [x for name in names for x in session.items if x.path.stem == f"test_{name}"]
             for text, function, code in changes(file, number):
-                work = partial(first_failure, own, [(functions[str(file), function], code)])
+                work = partial(first_failure, own, functions[str(file), function], code)
                 name, said = in_child(work) or ("it takes too long", "")
                 if not said.startswith(tuple(GIVEN["crashes"])):
                     self.rows.append((tag, text, name))
@@ -192,12 +192,11 @@ def functions_in_memory() -> Mapping[tuple[str, str], list[FunctionType]]:
 
 
 def first_failure(
-    items: Sequence[pytest.Item], changed: Iterable[tuple[Sequence[FunctionType], CodeType]]
+    items: Sequence[pytest.Item], functions: Sequence[FunctionType], code: CodeType
 ) -> tuple[str, str]:
     """Give functions other code; return the first test that fails, and what it says."""
-    for functions, code in changed:
-        for each in functions:
-            each.__code__ = code
+    for each in functions:
+        each.__code__ = code
     for item in items:
         for report in runtestprotocol(item, log=False, nextitem=None):
             if report.failed:

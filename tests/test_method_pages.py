@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.points import EXCEEDED
-from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[1]
@@ -178,10 +177,7 @@ def test_every_reading_is_listed_with_its_option():
 
 
 @pytest.mark.parametrize("page", ONE, ids=lambda page: page.stem)
-def test_the_command_runs(page, monkeypatch):
-    monkeypatch.setattr(
-        "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
-    )
+def test_the_command_runs(page, here):
     text = method_sections.usage(parsed(page)[1])
     program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
     assert program == "kvlab"

@@ -10,7 +10,6 @@ from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.reference.tasks import reasoning
 
 pytest.importorskip("transformers")
@@ -91,13 +90,11 @@ COMPARED = f"--model jumps --task {SHORT} --budget 60 --problems 1 --workers 1"
         ),
     ],
 )
-def test_every_command_runs_it(command, expected, folder, monkeypatch):
+def test_every_command_runs_it(command, expected, folder, request):
     if command.startswith("eval"):
         pytest.importorskip("lm_eval")
     if "fast" in command:  # that processes know the method is seen with the reference, sooner
-        monkeypatch.setattr(
-            "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
-        )
+        request.getfixturevalue("here")
     arguments = shlex.split(command.replace("FOLDER", str(folder)))
     found = [*rows_of_it(json.loads(kvlab(*arguments, "--methods", SPEC, "--json")))]
     assert found and all(expected.items() <= row.items() for row in found)

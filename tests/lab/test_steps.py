@@ -1,5 +1,6 @@
 """Long work goes on where it was stopped, and says meanwhile what it does."""
 
+import functools
 import os
 import signal
 from contextlib import suppress
@@ -75,7 +76,7 @@ def test_files_that_changed_meanwhile_are_read_anew(unfinished, tmp_path):
 def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
     done = []
 
-    def in_one(jobs, workers, most=None):
+    def in_one(jobs, workers, most):
         for number, (job, found) in enumerate(doing.in_this_process(jobs)):
             if number == most:
                 raise KeyboardInterrupt
@@ -84,10 +85,8 @@ def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
 
     results = []
     for most in (1, None):
-        monkeypatch.setattr(
-            "kvlab.fast.lab.sweep.compare.in_processes",
-            lambda jobs, workers, most=most: in_one(jobs, workers, most),
-        )
+        engine = functools.partial(in_one, most=most)
+        monkeypatch.setattr("kvlab.fast.lab.sweep.compare.in_processes", engine)
         with shapes_checked(False):
             results.append(CliRunner().invoke(app, COMPARE.split()))
     stopped, whole = results

@@ -10,6 +10,7 @@ from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.sweep import compare
 from kvlab.reference.processes import process_pool
 
 BROKEN = '''
@@ -46,18 +47,10 @@ COMPARE = "compare --problems 1 --task jumps@fewest=3,most=4 --budget 60% --no-c
 NEEDLE = "needle --trials 1 --depths 1 --heat-map OUT"
 
 
-@pytest.fixture
-def here(monkeypatch):
-    """Let `kvlab compare` work in this process, without checks of shapes."""
-
-    def use(engine):
-        monkeypatch.setattr("kvlab.fast.lab.sweep.compare.in_processes", engine)
-
-    from kvlab.fast.lab.sweep.jobs import in_this_process
-
-    use(lambda jobs, workers: in_this_process(jobs))
+@pytest.fixture(autouse=True)
+def _shapes_are_not_checked(here):
     with shapes_checked(False):
-        yield use
+        yield
 
 
 def invoke(typed, places):
@@ -75,7 +68,7 @@ def invoke(typed, places):
         ("view OUT --trace TRACE --budget 30 --methods broken;knorm", "methods"),
     ],
 )
-def test_a_method_that_fails_is_a_row_beside_the_others(typed, rows, here, noise_file, tmp_path):
+def test_a_method_that_fails_is_a_row_beside_the_others(typed, rows, noise_file, tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     places = {"TRACE": noise_file, "OUT": tmp_path / "out"}
     lines = [n for n, text in enumerate(BROKEN.splitlines(), 1) if "raise" in text]
@@ -109,17 +102,14 @@ STOPPED = {
 
 
 @pytest.mark.parametrize("typed", [*STOPPED, f"{COMPARE} --methods full;knorm --report OUT"])
-def test_ctrl_c_says_what_there_is_and_leaves_no_folder(
-    typed, here, noise_file, tmp_path, monkeypatch
-):
+def test_ctrl_c_says_what_there_is_and_leaves_no_folder(typed, noise_file, tmp_path, monkeypatch):
     """The key is pressed when the second row begins."""
-    from kvlab.fast.lab.sweep.jobs import in_this_process
 
     def first_of(jobs, workers):
-        yield from in_this_process(jobs[:1])
+        yield from compare.in_this_process(jobs[:1])
         raise KeyboardInterrupt
 
-    here(first_of)
+    monkeypatch.setattr(compare, "in_processes", first_of)
     if typed in STOPPED:
         module, _, name = f"kvlab.fast.lab.{STOPPED[typed]}".rpartition(".")
         real, calls = getattr(import_module(module), name), iter((False, True))

@@ -5,7 +5,6 @@ from tolerances import DECIMALS
 
 from kvlab.fast.lab.commands.compare import task_of, told_at_the_end
 from kvlab.fast.lab.sweep.compare import compare
-from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm")
@@ -58,10 +57,7 @@ def test_rows_say_what_methods_cost_and_spoil(comparison, rows):
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_compare_prints_json_and_writes_a_page(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
-    )
+def test_compare_prints_json_and_writes_a_page(data, tmp_path, here):
     page = tmp_path / "deep" / "page.html"
     setting = ("--task", SHORT["tasks"][0], "--problems", 1, "--backend", "reference")
     options = ("--methods", "full; tova; raas", "--budget", 20, "--report", page)

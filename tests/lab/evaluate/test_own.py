@@ -6,7 +6,6 @@ import pytest
 
 from kvlab.fast.lab.evaluate.own import passage
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.reference.tasks import jumps
 
 
@@ -68,10 +67,8 @@ def test_a_number_is_an_answer_as_it_is_written(tmp_path):
 
 
 def test_programs_written_to_a_file_are_solved_and_wrong_answers_are_shown(
-    tmp_path, data, printed, computed_once, monkeypatch
+    tmp_path, data, printed, computed_once, here
 ):
-    here = comparing.in_this_process
-    monkeypatch.setattr(comparing, "in_processes", lambda jobs, workers: here(jobs))
     right, wrong = jumps.held_out(2, 0, jumps.Size(fewest=3, most=4))
     lines = [
         {"prompt": each.prompt, "answer": answer, "compare": "contains"}
