@@ -25,6 +25,7 @@ from kvlab.fast.lab.terminal import finish, printing_rows, reporting, working
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
+from kvlab.reference.simulator.recorder import MOST_VALUES
 
 
 def view(
@@ -50,6 +51,12 @@ def view(
         ),
     ] = 0,
     max_new_tokens: MaxNewTokens = 192,
+    most_values: Annotated[
+        int,
+        Option(
+            help="Most entries in the snapshots of a method; more makes the page finer and larger."
+        ),
+    ] = MOST_VALUES // 4,
     model: ReferenceModel = None,
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
@@ -61,7 +68,7 @@ def view(
     specs = read_methods(methods)
     check_points(specs, [budget])
     check_at_least(0, threshold=threshold)
-    check_at_least(1, max_new_tokens=max_new_tokens, block_size=block_size)
+    check_at_least(1, max_new_tokens=max_new_tokens, most_values=most_values, block_size=block_size)
     check_output("output", output)
     with working("loading"):
         without_text = prompt is None and prompt_file is None
@@ -78,7 +85,7 @@ def view(
             else:
                 text = read_prompt(prompt, prompt_file, model)
                 source = viewing.text_source(text, directory, max_new_tokens)
-    how = {"block_size": block_size, "threshold": threshold}
+    how = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
     rows = printing_rows(viewing.COLUMNS, wanted=not json)
     with reporting(transient=True) as report, rows as tell:
         found = viewing.record_methods(source, specs, budget, report=report, tell=tell, **how)

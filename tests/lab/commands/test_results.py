@@ -188,7 +188,7 @@ def test_the_page_holds_what_every_method_did(data, tmp_path):
     not is_fetched("smollm2"), reason="smollm2 is not on this machine: kvlab models get smollm2"
 )
 def test_an_english_model_is_played_while_one_method_forgets(data, tmp_path):
-    options = ("--model", "smollm2", "--problem", "0", "--budget", "60%")
+    options = ("--model", "smollm2", "--problem", "0", "--budget", "60%", "--most-values", "40000")
     found = data("view", tmp_path / "real.html", *options, "--methods", "tova streaming_llm")
     assert [row["solved"] for row in found["methods"]] == [True, False]
     assert len({row["budget"] for row in found["methods"]}) == 1
