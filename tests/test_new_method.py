@@ -14,7 +14,7 @@ from kvlab.reference.tasks import reasoning
 
 pytest.importorskip("transformers")
 
-from texts import write_task
+from texts import CHOOSING, write_task
 
 SPEC = "looks@recent=8"
 BUDGET = 120
@@ -59,15 +59,8 @@ def folder(tmp_path_factory):
     """A folder with a trace and a choice for lm-eval."""
     folder = tmp_path_factory.mktemp("runs")
     kvlab("trace", "-o", folder / "t.npz", "--prompt", PROBLEM.prompt, "--max-new-tokens", 16)
-    write_task(
-        folder,
-        "choices_local",
-        [{"question": PROBLEM.prompt, "choices": ["a", "b"], "label": 0}],
-        output_type="multiple_choice",
-        doc_to_text="{{question}}",
-        doc_to_choice="{{choices}}",
-        doc_to_target="{{label}}",
-    )
+    rows = [{"question": PROBLEM.prompt, "choices": ["a", "b"], "label": 0}]
+    write_task(folder, "choices_local", rows, **CHOOSING)
     return folder
 
 

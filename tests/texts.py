@@ -37,6 +37,11 @@ def byte_model(directory, context: int = 1024):
     return directory
 
 
+CHOOSING = {"output_type": "multiple_choice", "doc_to_text": "{{question}}"}
+CHOOSING |= {"doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}"}
+"""How lm-eval reads rows of question, choices and label."""
+
+
 def write_task(folder, name: str, rows: list[dict], **definition) -> str:
     """Write a task and its data; ``definition`` is what lm-eval's YAML says besides."""
     data = folder / f"{name}.jsonl"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sampling import slow
-from texts import byte_model, write_task
+from texts import CHOOSING, byte_model, write_task
 from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
 
@@ -56,15 +56,7 @@ def tasks(tmp_path_factory):
     write_task(
         folder, "gsm8k_local", QUESTIONS, include=str(GSM8K), generation_kwargs=SHORT, num_fewshot=2
     )
-    write_task(
-        folder,
-        "choices_local",
-        CHOICES,
-        output_type="multiple_choice",
-        doc_to_text="{{question}}",
-        doc_to_choice="{{choices}}",
-        doc_to_target="{{label}}",
-    )
+    write_task(folder, "choices_local", CHOICES, **CHOOSING)
     write_task(
         folder,
         "rolling_local",

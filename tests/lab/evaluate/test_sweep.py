@@ -267,16 +267,6 @@ def test_a_rerun_does_nothing_and_a_larger_sweep_only_what_is_new(small, tmp_pat
     assert [job.method for job, _ in ran.failures] == ["streaming_llm"] * 4
 
 
-def test_a_stopped_sweep_goes_on_where_it_was(small, tmp_path):
-    plan, directory = small
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, partial(again, most=5))
-    assert len(read_stored(tmp_path).missing()) == 11
-    assert results(tmp_path) != results(directory)
-    assert run_sweep(plan, tmp_path, again).done == 11
-    assert results(tmp_path) == results(directory)
-
-
 def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     plan, directory = small
     ran = run_sweep(plan, tmp_path, partial(again, failing=("nacl",)))
