@@ -191,12 +191,16 @@ class LayerCache:
         assert self.mixed is not None
         return self.mixed[name == "values"].read(self.dtype)
 
-    def tables(self) -> tuple[list[VectorTable], list[VectorTable], list[Tensor]] | None:
-        """Return tables of keys and values, and their partners, where kernels can read them."""
+    def tables(self) -> tuple[list[VectorTable], list[VectorTable]] | None:
+        """Return the tables of keys and of values, where kernels can read them."""
         if self.mixed is None or not all(storage.readable for storage in self.mixed):
             return None
-        keys, values = self.mixed
-        return keys.tables, values.tables, self._partners.of(keys, values)
+        return self.mixed[0].tables, self.mixed[1].tables
+
+    def partners(self) -> list[Tensor]:
+        """Return where the value of every row of the keys' tables lies."""
+        assert self.mixed is not None
+        return self._partners.of(*self.mixed)
 
     def bits(self) -> Positions:
         """Bits per element of the stored keys."""

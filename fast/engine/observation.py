@@ -30,6 +30,7 @@ from kvlab.fast.kernels.notation import (
     QueryPositions,
     Vectors,
 )
+from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.reference import policy as reference
 from kvlab.reference.attention import GroupReduction
 
@@ -190,8 +191,11 @@ def attend_as_needed(
     ``queries`` are some rows of a block. Unless the score reads them, only the output is computed.
     Without positions they are the newest token alone, which reads every entry.
     """
-    if query_positions is None and view.cache.triton:
-        return _attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
+    if query_positions is None:
+        tables = None if view.repositioned else view.cache.tables()
+        if view.cache.triton or tables is not None:
+            reduce = needs.reduction if read else "skip"
+            return _attend_from_newest(needs, reduce, queries, view, tables)
     mask = None
     if query_positions is not None:
         mask = visible(query_positions, view.positions)
@@ -204,7 +208,11 @@ def attend_as_needed(
 
 
 def _attend_from_newest(
-    needs: Needs, reduce: Reduction, queries: Float[Tensor, "N G rho 1 d"], view: LayerView
+    needs: Needs,
+    reduce: Reduction,
+    queries: Float[Tensor, "N G rho 1 d"],
+    view: LayerView,
+    tables: tuple[list[VectorTable], list[VectorTable]] | None,
 ) -> tuple[Queries, Attended]:
     """Attend from the newest token by the kernels that also join probabilities and count.
 
@@ -212,12 +220,11 @@ def _attend_from_newest(
     """
     counters = None
     joins = reduce not in ("none", "skip")
-    tables = None if view.repositioned else view.cache.tables()
     if tables is not None:
-        keys, values, partners = tables
+        partners = view.cache.partners() if view.cache.triton else None
         queries = queries.to(view.cache.dtype) if needs.output else queries
         output, found = attend_to_tables(
-            queries, keys, values, len(view.cache), view.softcap, reduce, partners
+            queries, *tables, len(view.cache), view.softcap, reduce, partners
         )
     else:
         if joins and needs.counters is not None:

@@ -79,6 +79,13 @@ def logits(
         beta=0,
         alpha=d**-0.5,
     ).view(N, G, rho, m, n)
+    return squeezed(products, softcap)
+
+
+def squeezed(
+    products: Float[Tensor, "*rows n"], softcap: float | None
+) -> Float[Tensor, "*rows n"]:
+    """Squeeze logits into ±``softcap``, if there is one."""
     return products if softcap is None else softcap * torch.tanh(products / softcap)
 
 

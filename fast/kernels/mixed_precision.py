@@ -33,7 +33,14 @@ from kvlab.fast.kernels.read_codes import (
     read_rows,
     read_scales,
 )
-from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, in_slots, partners_of
+from kvlab.fast.kernels.quantise import unpack
+from kvlab.fast.kernels.vector_tables import (
+    TABLE_SHIFT,
+    VectorTable,
+    all_in_use,
+    in_slots,
+    partners_of,
+)
 
 WAVES = 4
 """Programs per multiprocessor: one unpacks codes while others wait at a barrier."""
@@ -64,15 +71,43 @@ def attend_to_tables(
     if uses_triton(queries) and suits_triton(keys, values, queries.shape[2]):
         found = partners_of(keys, values, entries) if partners is None else partners
         return _attend_in_triton(queries, keys, values, found, entries, softcap, reduce)
-    dtype = attention.compute_dtype(queries.dtype)
-    there = in_slots(keys, [table.slots_of_heads >= 0 for table in keys], entries)
-    whole_keys, whole_values = (
-        in_slots(tables, [table.read(dtype) for table in tables], entries)
-        for tables in (keys, values)
-    )
-    mask = there[:, :, None, None]
-    output, weights = attention.attend(queries.to(dtype), whole_keys, whole_values, mask, softcap)
-    return output.to(queries.dtype), handed_out(weights, reduce)
+    queries, wanted = queries.to(attention.compute_dtype(queries.dtype)), queries.dtype
+    products = in_slots(keys, [_products(table, queries[:, :, :, 0]) for table in keys], entries)
+    logits = attention.squeezed(products.mT[:, :, :, None], softcap)
+    mask = None
+    if not all_in_use(keys, entries):
+        there = in_slots(keys, [table.slots_of_heads >= 0 for table in keys], entries)
+        mask = there[:, :, None, None]
+    weights = attention.softmax(logits.contiguous(), mask)
+    outputs = [_weighted(table, weights) for table in values if table.rows]
+    return sum(outputs[1:], outputs[0]).to(wanted), handed_out(weights, reduce)
+
+
+def _products(
+    table: VectorTable, queries: Float[Tensor, "N G rho d"]
+) -> Float[Tensor, "N G rows rho"]:
+    """Return q·k/√d of every row; codes of channels are multiplied by q·Δ, and q·z is added."""
+    queries = queries * queries.shape[-1] ** -0.5
+    if not (table.by_channel and isinstance(table.vectors, Coded)):
+        return (queries @ table.read(queries.dtype).mT).mT
+    packed, scale, zero = table.vectors.parts
+    codes = unpack(packed, table.bits, table.vectors.length, queries.dtype)
+    scaled = queries[:, :, None] * scale.to(queries.dtype).mT
+    offset = queries @ zero.to(queries.dtype)[..., 0].mT
+    return ((scaled @ codes).transpose(2, 3) + offset[..., None]).flatten(3).mT
+
+
+def _weighted(
+    table: VectorTable, weights: Float[Tensor, "N G rho 1 n"]
+) -> Float[Tensor, "N G rho 1 d"]:
+    """Return the sum of a table's values, each times the weight of its entry."""
+    weights, slots = weights[:, :, :, 0], table.slots
+    if isinstance(slots, range):
+        mine = weights[:, :, :, slots.start : slots.stop]
+    else:
+        places = slots.clamp(min=0)[:, :, None].expand(-1, -1, weights.shape[2], -1)
+        mine = weights.gather(3, places) * (slots >= 0)[:, :, None]
+    return (mine @ table.read(weights.dtype))[:, :, :, None]
 
 
 def suits_triton(keys: Sequence[VectorTable], values: Sequence[VectorTable], rho: int) -> bool:

@@ -160,8 +160,7 @@ def in_slots(
 ) -> Shaped[Tensor, "N G n *d"]:
     """Return rows ``[N, G, rows, ...]`` of tables in their slots, ``empty`` in all others."""
     N, G, _, *d = rows[0].shape
-    whole = all(table.counts and min(table.counts) == table.rows for table in tables)
-    whole = whole and sum(table.rows for table in tables) == entries
+    whole = all_in_use(tables, entries)
     if whole and (ranges := ranges_of(tables)) and entries:
         order = sorted((each.start, number) for number, each in enumerate(ranges) if each)
         found = [rows[number] for _, number in order]
@@ -173,6 +172,12 @@ def in_slots(
         targets = (heads + table.targets(entries)).flatten()
         found.flatten(0, 2).index_copy_(0, targets, added.flatten(0, 2))
     return found[:, :, :entries]
+
+
+def all_in_use(tables: Sequence[VectorTable], entries: int) -> bool:
+    """Say whether the rows of tables are the entries, and no row is of none."""
+    whole = all(table.counts and min(table.counts) == table.rows for table in tables)
+    return bool(whole) and sum(table.rows for table in tables) == entries
 
 
 def ranges_of(tables: Sequence[VectorTable]) -> tuple[range, ...] | None:
