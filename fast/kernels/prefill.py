@@ -79,8 +79,7 @@ def received_attention(
     logits = attention.logits(queries, keys, softcap)
     if factors is not None:
         logits = logits * factors
-    hidden = ~attention.visible(query_positions, positions)
-    logits.masked_fill_(hidden, torch.finfo(dtype).min)
+    attention.hide(logits, attention.visible(query_positions, positions))
     weights = torch.softmax(logits, dim=-1, out=logits)
     beyond = torch.iinfo(positions.dtype).max
     oldest = positions.masked_fill(positions < 0, beyond).amin(dim=-1)
