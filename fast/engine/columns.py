@@ -176,7 +176,7 @@ class Columns:
 
     def _columns(self) -> dict[str, Tensor]:
         """Return the columns with all their slots."""
-        return {name: self.buffers[kind][i] for name, (kind, i) in self.places.items()}
+        return {name: self._column(name) for name in self.places}
 
     def _pack(self, columns: Mapping[str, Tensor]) -> None:
         """Hold these columns, and no others."""
@@ -209,9 +209,15 @@ class Columns:
     def _rows(self, name: str, first: int, m: int) -> Tensor:
         view = self._views.get((name, first, m))
         if view is None:
+            view = self._views[name, first, m] = self._column(name).narrow(2, first, m)
+        return view
+
+    def _column(self, name: str) -> Tensor:
+        """Return a column with all its slots."""
+        view = self._views.get((name,))
+        if view is None:
             kind, number = self.places[name]
-            view = self.buffers[kind][number].narrow(2, first, m)
-            self._views[name, first, m] = view
+            view = self._views[name,] = self.buffers[kind][number]
         return view
 
     def flat(self, name: str) -> Tensor:

@@ -310,6 +310,13 @@ class Policy:
         """Say whether a decision after this block, or after a later one, needs what it saw."""
         return any(self.due(clock)) or not self.ended(clock)
 
+    def only_attends(self, clock: BatchClock) -> bool:
+        """Say whether this is a single token that joins the entries as it came, and no more."""
+        single = clock.positions.shape[1] == 1
+        return clock.once(
+            "only attends", lambda: single and self.is_plain and not self.observes(clock)
+        )
+
     def reads(self, clock: BatchClock) -> str:
         """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""
         return self.needs.reads(clock) if self.observes(clock) else "none"

@@ -86,6 +86,8 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     """Append the block of the layer ``place`` among these, and return its attention output."""
     policy, shared = layers.policy, layers.shared
     group = layers.groups[0 if shared else place]
+    if not (shared or group.waiting or layers.watch) and policy.only_attends(block.clock):
+        return _attend_alone(policy, group.cache, block)
     if not shared:
         _open_step(group, block.clock)
     step, cache = group.step, group.cache
@@ -112,8 +114,17 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     step.attended.append(attended)
     step.outputs.append(output.to(block.keys.dtype))
     if not (shared or policy.joins_layers):
-        finish(layers, [group])
+        _finish(layers, [group])
     return step.outputs[-1]
+
+
+def _attend_alone(policy: Policy, cache: LayerCache, block: Block) -> Queries:
+    """Append and attend where that is the whole step of a token."""
+    cache.release_state()
+    cache.append(block.keys, block.values, block.clock)
+    queries = block.queries if cache.triton else block.queries.to(cache.dtype)
+    view = LayerView(cache, block.softcap)
+    return attend_as_needed(policy.needs, False, queries, None, view)[0].to(block.keys.dtype)
 
 
 def _append(step: Step, cache: LayerCache, block: Block) -> LayerView:
@@ -155,13 +166,14 @@ def _observation(group: Group, step: Step) -> Observation:
 
 
 @in_own_formats
-def finish(layers: Layers, groups: Sequence[Group] | None = None) -> None:
-    """End steps: the score observes, the policy decides, and the decision is applied.
+def finish(layers: Layers) -> None:
+    """End all steps that have begun: none if every layer has ended its own."""
+    _finish(layers, [group for group in layers.groups if group.step is not None])
 
-    Without ``groups``, all steps that have begun: none if every layer has ended its own.
-    """
+
+def _finish(layers: Layers, groups: Sequence[Group]) -> None:
+    """End steps: the score observes, the policy decides, and the decision is applied."""
     policy, watch = layers.policy, layers.watch
-    groups = groups or [group for group in layers.groups if group.step is not None]
     every = [_observe(group) for group in groups]
     for group, seen in zip(groups, every, strict=True):
         step, decision, shown = group.step, None, None

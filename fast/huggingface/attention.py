@@ -139,16 +139,19 @@ def attention(
     G = key.shape[1]
     if scaling is not None and not isclose(scaling, 1 / sqrt(d), rel_tol=1e-6):
         query = query.to(compute_dtype(query.dtype)) * (scaling * sqrt(d))
-    clock = layer.running_block().to(query.device)
+    assert layer.block is not None
+    clock = layer.block.to(query.device)
     if attention_mask is not None and attention_mask.numel() > 1:
         _check_mask(module, attention_mask, clock)
-    wider = torch.promote_types(key.dtype, value.dtype)  # autocast and RoPE leave them unequal
+    if key.dtype != value.dtype:  # autocast and RoPE leave them unequal
+        wider = torch.promote_types(key.dtype, value.dtype)
+        key, value = key.to(wider), value.to(wider)
     block = Block(
         clock,
         layer.number,
         query.view(N, G, H // G, m, d),
-        key.to(wider),
-        value.to(wider),
+        key,
+        value,
         text.clock.confidence_so_far.to(query.device),
         None if shared.rotations is None else shared.rotations[layer.place],
         softcap,

@@ -82,9 +82,7 @@ def logits(
     return squeezed(products, softcap)
 
 
-def squeezed(
-    products: Float[Tensor, "*rows n"], softcap: float | None
-) -> Float[Tensor, "*rows n"]:
+def squeezed(products: Float[Tensor, "*rows n"], softcap: float | None) -> Float[Tensor, "*rows n"]:
     """Squeeze logits into ±``softcap``, if there is one."""
     return products if softcap is None else softcap * torch.tanh(products / softcap)
 

@@ -25,6 +25,7 @@ from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.common import tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
+from kvlab.fast.kernels.quantise import unpack
 from kvlab.fast.kernels.read_codes import (
     bias_of,
     channels_in_order,
@@ -33,7 +34,6 @@ from kvlab.fast.kernels.read_codes import (
     read_rows,
     read_scales,
 )
-from kvlab.fast.kernels.quantise import unpack
 from kvlab.fast.kernels.vector_tables import (
     TABLE_SHIFT,
     VectorTable,
