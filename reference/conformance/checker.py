@@ -103,6 +103,7 @@ def check(
     device: str | None = None,
     precision: str = "float32",
     groups: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
     minimise: bool = True,
     calls: int = 1,
     spec: str = LATEST,
@@ -126,6 +127,7 @@ def check(
         device: where the arrays are, as that module names it.
         precision: number format of vectors and tolerance: float32, float16 or bfloat16.
         groups: groups to run; None: all.
+        exclude: groups to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
         spec: version of the specification whose vectors are used.
@@ -149,7 +151,7 @@ def check(
     for size in sizes:
         check_choice(("small", *SIZES), sizes=size)
         everything += cases(method, spec) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(everything, method, groups)
+    chosen = _selected(everything, method, groups, exclude)
     workers = (under_test, *others)
     return _run_cases(workers, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
 
@@ -252,18 +254,21 @@ def _full_target(method: str | None, name: str) -> str:
 
 
 def _selected(
-    everything: Sequence[Case], method: str | None, groups: Iterable[str] | None
+    everything: Sequence[Case],
+    method: str | None,
+    groups: Iterable[str] | None,
+    exclude: Iterable[str],
 ) -> list[Case]:
     chosen = [case for case in everything if belongs(case.target, method)]
     if not chosen:
         operation_of(method or "")
         raise ValueError(f"there are no vectors for {method!r}")
     known = {case.group for case in everything}
-    wanted = known if groups is None else set(groups)
-    for group in wanted:
+    wanted, unwanted = known if groups is None else set(groups), set(exclude)
+    for group in (*wanted, *unwanted):
         if group not in known:
             raise ValueError(f"group = {group!r} must be one of {', '.join(sorted(known))}")
-    return [case for case in chosen if case.group in wanted]
+    return [case for case in chosen if case.group in wanted - unwanted]
 
 
 # --- one case ------------------------------------------------------------------------------------

@@ -82,6 +82,9 @@ def run(
         str | None, Option(help="A building block, method or step; default: all.")
     ] = None,
     group: Annotated[list[str] | None, Option(help="Groups to run; may be repeated.")] = None,
+    exclude: Annotated[
+        list[str] | None, Option(help="Groups to leave out; may be repeated.")
+    ] = None,
     minimise: Annotated[
         bool, Option(help="Look for the smallest inputs on which a group fails.")
     ] = True,
@@ -129,6 +132,7 @@ def run(
             tested,
             others=workers[1:],
             groups=group or None,
+            exclude=exclude or (),
             minimise=minimise,
             calls=calls,
             sizes=sizes or ("small",),
