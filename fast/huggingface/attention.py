@@ -139,13 +139,10 @@ def attention(
     G = key.shape[1]
     if scaling is not None and not isclose(scaling, 1 / sqrt(d), rel_tol=1e-6):
         query = query.to(compute_dtype(query.dtype)) * (scaling * sqrt(d))
-    assert layer.block is not None
-    clock = layer.block.to(query.device)
+    clock = layer.running_block().to(query.device)
     if attention_mask is not None and attention_mask.numel() > 1:
         _check_mask(module, attention_mask, clock)
-    if key.dtype != value.dtype:  # autocast and RoPE leave them unequal
-        wider = torch.promote_types(key.dtype, value.dtype)
-        key, value = key.to(wider), value.to(wider)
+    key, value = _in_one_format(key, value)
     block = Block(
         clock,
         layer.number,
@@ -163,6 +160,14 @@ def attention(
     layer.waiting = None
     output = attend(text.layers, layer.place, block)
     return output.flatten(1, 2).transpose(1, 2).contiguous(), None
+
+
+def _in_one_format(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in the wider format: autocast and RoPE leave them unequal."""
+    if key.dtype == value.dtype:
+        return key, value
+    wider = torch.promote_types(key.dtype, value.dtype)
+    return key.to(wider), value.to(wider)
 
 
 def _hidden_states(
