@@ -53,5 +53,6 @@ def pytest_runtest_setup(item):
 def here(monkeypatch):
     """Let `kvlab compare` work in this process."""
     compare = importlib.import_module("kvlab.fast.lab.sweep.compare")
-    engine = lambda jobs, workers: compare.in_this_process(jobs)  # noqa: E731
-    monkeypatch.setattr(compare, "in_processes", engine)
+    monkeypatch.setattr(
+        compare, "in_processes", lambda jobs, workers: compare.in_this_process(jobs)
+    )

@@ -90,7 +90,7 @@ def squeezed(products: Float[Tensor, "*rows n"], softcap: float | None) -> Float
 def hide(logits: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*_rows _"]) -> None:
     """Overwrite logits with the least number where nothing is ``visible``."""
     least = logits.new_full((), torch.finfo(logits.dtype).min)
-    torch.where(visible, logits, least, out=logits)  # half the time of masked_fill_ on a CPU
+    torch.where(visible, logits, least, out=logits)  # faster than masked_fill_ on a CPU
 
 
 def softmax(

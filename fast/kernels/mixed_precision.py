@@ -101,13 +101,13 @@ def _weighted(
     table: VectorTable, weights: Float[Tensor, "N G rho 1 n"]
 ) -> Float[Tensor, "N G rho 1 d"]:
     """Return the sum of a table's values, each times the weight of its entry."""
-    weights, slots = weights[:, :, :, 0], table.slots
+    slots = table.slots
     if isinstance(slots, range):
-        mine = weights[:, :, :, slots.start : slots.stop]
+        mine = weights[..., slots.start : slots.stop]
     else:
-        places = slots.clamp(min=0)[:, :, None].expand(-1, -1, weights.shape[2], -1)
-        mine = weights.gather(3, places) * (slots >= 0)[:, :, None]
-    return (mine @ table.read(weights.dtype))[:, :, :, None]
+        places = slots.clamp(min=0)[:, :, None, None].expand(*weights.shape[:4], -1)
+        mine = weights.gather(4, places) * (slots >= 0)[:, :, None, None]
+    return attention.weighted_values(mine, table.read(weights.dtype))
 
 
 def suits_triton(keys: Sequence[VectorTable], values: Sequence[VectorTable], rho: int) -> bool:

@@ -115,8 +115,8 @@ def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
     groups = x.unflatten(-1, (-1, group))
     low, high = torch.aminmax(groups, dim=-1)
     largest_code = 2**bits - 1
-    step = ((high - low) / largest_code).clamp(max=limit)
-    scale, zero = to_float16(torch.stack([step, low]))
+    exact = ((high - low) / largest_code).clamp(max=limit)
+    scale, zero = to_float16(torch.stack([exact, low]))
     step = scale.double()[..., None]
     steps = torch.where(step > 0, (groups - zero.double()[..., None]) / step, 0.0)
     codes = steps.clamp(0, largest_code).round().to(torch.uint8).flatten(-2)[..., :length]
