@@ -141,6 +141,8 @@ class Layers:
         """One for every layer, or one for all of them."""
         self.shared = False
         """Whether all layers share a cache now."""
+        self.aging: list[LayerCache] = []
+        """Caches that this step has still to store as the age of their entries says."""
         self._asks_again = 0
 
     def join(self, clock: BatchClock) -> None:
@@ -207,7 +209,7 @@ class Layers:
     def take(self, caches: Sequence[LayerCache]) -> None:
         """Let every layer have one of these caches to itself."""
         self.groups = [Group(self.policy, cache) for cache in caches]
-        self.shared = False
+        self.shared, self.aging = False, []
 
     def catch_up(self) -> None:
         """Let the score observe the tokens that wait."""

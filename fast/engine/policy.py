@@ -7,7 +7,7 @@ so both sides share them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -104,6 +104,8 @@ class Precision(Twin[Part], ABC):
     quantises = True
     uses_confidence = False
     """Whether the confidence of the model at each token has to be recorded."""
+    by_age = False
+    """Whether how an entry is stored follows from its age alone: see `store_by_age`."""
 
     def encode(self, cache: LayerCache, clock: BatchClock) -> None:
         """Code new entries, when a block has been attended, due or not, before any eviction."""
@@ -112,6 +114,10 @@ class Precision(Twin[Part], ABC):
     @abstractmethod
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         """Quantise entries; return the keep set, to which it may add entries."""
+
+    def store_by_age(self, caches: Sequence[LayerCache]) -> None:
+        """Quantise what is old enough in these layers; called where nothing is ever evicted."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -293,6 +299,12 @@ class Policy:
         early = self.specification.evict_before_attend or self.specification.reposition
         return not (early or self.precision.quantises or self.on_host)
 
+    @cached_property
+    def stores_by_age(self) -> bool:
+        """Whether entries are never evicted, and stored as their age says."""
+        method = self.specification
+        return self.precision.by_age and not (method.evicts or method.reposition)
+
     @property
     def tensors_alone(self) -> bool:
         """Whether scores and protection follow from tensors, and from nothing on the host."""
@@ -311,11 +323,13 @@ class Policy:
         return any(self.due(clock)) or not self.ended(clock)
 
     def only_attends(self, clock: BatchClock) -> bool:
-        """Say whether this is a single token that joins the entries as it came, and no more."""
-        single = clock.positions.shape[1] == 1
-        return clock.once(
-            "only attends", lambda: single and self.is_plain and not self.observes(clock)
-        )
+        """Say whether this is a single token about which nothing is decided but by its age."""
+
+        def found() -> bool:
+            undecided = self.is_plain and not self.observes(clock)
+            return clock.positions.shape[1] == 1 and (undecided or self.stores_by_age)
+
+        return clock.once("only attends", found)
 
     def reads(self, clock: BatchClock) -> str:
         """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""

@@ -87,6 +87,8 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     policy, shared = layers.policy, layers.shared
     group = layers.groups[0 if shared else place]
     if not (shared or group.waiting or layers.watch) and policy.only_attends(block.clock):
+        if policy.stores_by_age:
+            layers.aging.append(group.cache)
         return _attend_alone(policy, group.cache, block)
     if not shared:
         _open_step(group, block.clock)
@@ -119,7 +121,7 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
 
 
 def _attend_alone(policy: Policy, cache: LayerCache, block: Block) -> Queries:
-    """Append and attend where that is the whole step of a token."""
+    """Append and attend where that is the whole step of a token, or all but what `finish` does."""
     cache.release_state()
     cache.append(block.keys, block.values, block.clock)
     queries = block.queries if cache.triton else block.queries.to(cache.dtype)
@@ -168,6 +170,9 @@ def _observation(group: Group, step: Step) -> Observation:
 @in_own_formats
 def finish(layers: Layers) -> None:
     """End all steps that have begun: none if every layer has ended its own."""
+    if layers.aging:
+        layers.policy.precision.store_by_age(layers.aging)
+        layers.aging = []
     _finish(layers, [group for group in layers.groups if group.step is not None])
 
 

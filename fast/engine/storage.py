@@ -104,7 +104,7 @@ class Storage:
         new = VectorTable(range(self.count, self.count + m), vectors, counts=counts)
         if min(counts) < m:
             new = replace(new, slots=torch.where(used[:, None], new.slots_of_heads, EMPTY))
-        self._add(new)
+        self.tables[0] = self.tables[0].extend(new)
         self.count += m
 
     def take(self, keep: Int[Tensor, "N G kept"], counts: Sequence[int]) -> None:
@@ -197,10 +197,9 @@ class Storage:
         self._move(VectorTable(slots, codes, by_channel=True, counts=counts), from_full=True)
 
     def copy(self) -> "Storage":
-        """Return a storage of the same tables; behind the first one's rows, others are written."""
+        """Return a storage of the same tables; behind the rows of each, others are written."""
         other = copy(self)
-        first = replace(self.tables[0], vectors=self._full_precision.clone())
-        other.tables = [first, *self.tables[1:]]
+        other.tables = [table.clone() for table in self.tables]
         return other
 
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
@@ -214,6 +213,11 @@ class Storage:
     def dimension(self) -> int:
         """Channels of a head."""
         return self._full_precision.shape[-1]
+
+    @property
+    def oldest(self) -> Float[Tensor, "N G 1 d"]:
+        """The first row at full precision."""
+        return self._full_precision.narrow(2, 0, 1)
 
     @property
     def _full_precision(self) -> Float[Tensor, "N G rows d"]:
@@ -268,6 +272,21 @@ class Storage:
                 self.tables[number] = table.extend(rows)
                 return
         self.tables.append(rows)
+
+
+def quantize_oldest(storages: Sequence[Storage], bits: int, group: int) -> None:
+    """Do what `Storage.quantize_tokens` does to every head's first entry at full precision.
+
+    The storages are of equal shape and device, and have a range of slots: one operation for all.
+    """
+    codes = quantise(torch.stack([each.oldest for each in storages]), bits, group)
+    of_each = zip(*(part.unbind() for part in codes.parts), strict=True)
+    for storage, parts in zip(storages, of_each, strict=True):
+        full = storage.tables[0]
+        rows = VectorTable(
+            full.slots[:1], replace(codes, parts=parts), counts=(1,) * len(full.counts)
+        )
+        storage._move(rows, from_full=True)
 
 
 class Partners:

@@ -17,7 +17,9 @@ KERNELS = ("torch", "triton", "interpret")
 
 def kernels_for(device: torch.device) -> str:
     """Return the implementation that tensors on this device take."""
-    asked = os.environ.get(VARIABLE) or ("triton" if device.type == "cuda" else "torch")
+    asked = os.environ.get(VARIABLE)
+    if not asked:
+        return "triton" if device.type == "cuda" else "torch"
     if asked not in KERNELS:
         raise ValueError(f"{VARIABLE} = {asked!r} must be one of {', '.join(KERNELS)}")
     needed = {"triton": "cuda", "interpret": "cpu"}.get(asked, device.type)

@@ -22,7 +22,7 @@ from torch import Tensor
 from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.codes import Coded
+from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.common import tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
 from kvlab.fast.kernels.quantise import unpack
@@ -39,7 +39,9 @@ from kvlab.fast.kernels.vector_tables import (
     VectorTable,
     all_in_use,
     in_slots,
+    in_turn,
     partners_of,
+    room_of,
 )
 
 WAVES = 4
@@ -71,30 +73,34 @@ def attend_to_tables(
     if uses_triton(queries) and suits_triton(keys, values, queries.shape[2]):
         found = partners_of(keys, values, entries) if partners is None else partners
         return _attend_in_triton(queries, keys, values, found, entries, softcap, reduce)
-    queries, wanted = queries.to(attention.compute_dtype(queries.dtype)), queries.dtype
-    products = in_slots(keys, [_products(table, queries[:, :, :, 0]) for table in keys], entries)
-    logits = attention.squeezed(products.mT[:, :, :, None], softcap)
-    mask = None
-    if not all_in_use(keys, entries):
-        there = in_slots(keys, [table.slots_of_heads >= 0 for table in keys], entries)
-        mask = there[:, :, None, None]
-    weights = attention.softmax(logits.contiguous(), mask)
+    (N, G, rho, _, d), dtype = queries.shape, attention.compute_dtype(queries.dtype)
+    scaled = queries.to(dtype).reshape(N * G, rho, d) * d**-0.5
+    products, mask = [_products(table, scaled) for table in keys], None
+    if turns := in_turn(keys, entries):
+        joined = torch.cat([products[number] for number in turns], dim=2)
+    else:
+        rows = [each.mT.unflatten(0, (N, G)) for each in products]
+        joined = in_slots(keys, rows, entries).mT.contiguous()
+        if not all_in_use(keys, entries):
+            there = in_slots(keys, [table.slots_of_heads >= 0 for table in keys], entries)
+            mask = there[:, :, None, None]
+    logits = attention.squeezed(joined.view(N, G, rho, 1, entries), softcap)
+    weights = attention.softmax(logits, mask)
     outputs = [_weighted(table, weights) for table in values if table.rows]
-    return sum(outputs[1:], outputs[0]).to(wanted), handed_out(weights, reduce)
+    return sum(outputs[1:], outputs[0]).to(queries.dtype), handed_out(weights, reduce)
 
 
-def _products(
-    table: VectorTable, queries: Float[Tensor, "N G rho d"]
-) -> Float[Tensor, "N G rows rho"]:
-    """Return q·k/√d of every row; codes of channels are multiplied by q·Δ, and q·z is added."""
-    queries = queries * queries.shape[-1] ** -0.5
+def _products(table: VectorTable, queries: Float[Tensor, "NG rho d"]) -> Float[Tensor, "NG rho _"]:
+    """Return q·k of every row; codes of channels are multiplied by q·Δ, and q·z is added."""
+    (heads, rho, _), dtype = queries.shape, queries.dtype
     if not (table.by_channel and isinstance(table.vectors, Coded)):
-        return (queries @ table.read(queries.dtype).mT).mT
-    packed, scale, zero = table.vectors.parts
-    codes = unpack(packed, table.bits, table.vectors.length, queries.dtype)
-    scaled = queries[:, :, None] * scale.to(queries.dtype).mT
-    offset = queries @ zero.to(queries.dtype)[..., 0].mT
-    return ((scaled @ codes).transpose(2, 3) + offset[..., None]).flatten(3).mT
+        return queries.bmm(table.read(dtype).flatten(0, 1).mT)
+    packed, scale, zero = (part.flatten(0, 1) for part in table.vectors.parts)
+    codes = unpack(packed, table.bits, table.vectors.length, dtype).flatten(0, 1)
+    scaled = (queries.unsqueeze(1) * scale.to(dtype).mT).flatten(0, 1)
+    offset = zero.to(dtype).squeeze(3).bmm(queries.mT).view(-1, rho, 1)
+    products = torch.baddbmm(offset, scaled, codes).unflatten(0, (heads, -1))
+    return products.transpose(1, 2).flatten(2)
 
 
 def _weighted(
@@ -103,7 +109,7 @@ def _weighted(
     """Return the sum of a table's values, each times the weight of its entry."""
     slots = table.slots
     if isinstance(slots, range):
-        mine = weights[..., slots.start : slots.stop]
+        mine = weights.narrow(4, slots.start, len(slots))
     else:
         places = slots.clamp(min=0)[:, :, None, None].expand(*weights.shape[:4], -1)
         mine = weights.gather(4, places) * (slots >= 0)[:, :, None, None]
@@ -143,18 +149,21 @@ def from_odd(odd):
 
 @common.kernel
 def products_with_keys(
-    q, q_sums, keys, scales, zeros, head, rows, first,
+    q, q_sums, keys, scales, zeros, before, rows, first,
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Dot products ``[BLOCK_RHO, BLOCK_N]`` of queries, spread over groups, with some rows."""
+    """Dot products ``[BLOCK_RHO, BLOCK_N]`` of queries, spread over groups, with some rows.
+
+    The table has ``before`` rows of other heads in front of this one's.
+    """
     shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
     line = first + tl.arange(0, BLOCK_N)
     there = line < rows
-    place = head * rows + line
+    place = before + line
     if BY_CHANNEL:
-        k = read_channels(keys, scales, zeros, head, rows, first, D, BITS, OWN, BLOCK_D, BLOCK_N)
+        k = read_channels(keys, scales, zeros, before, rows, first, D, BITS, OWN, BLOCK_D, BLOCK_N)
         upper = k.to(q.dtype)
         found = tl.dot(tl.trans(upper), tl.trans(q), input_precision="ieee")
         if q.dtype != tl.float32:  # what rounding cut off
@@ -238,7 +247,7 @@ def with_values(
 def attend_to_a_part_of_tables(
     queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
     raw, lse, part_output,
-    key_rows, value_rows, firsts, n, magnitude, scale, softcap,
+    key_rows, key_room, value_room, firsts, n, magnitude, scale, softcap,
     RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     KEY_BITS: tl.constexpr, KEY_OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
     VALUES: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_OWN: tl.constexpr,
@@ -249,9 +258,9 @@ def attend_to_a_part_of_tables(
     """Attention of a head's queries to one part of one table of keys.
 
     ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
-    tables' first parts; like numbers of rows they went through `as_odd`. Writes what
-    `attend_rows` writes. Values of the first table are expected in every block; the
-    others are looked for. Grid: (heads, PARTS).
+    tables' first parts, ``room`` the rows from one head to the next; like numbers of rows they went
+    through `as_odd`. Writes what `attend_rows` writes. Values of the first table are expected in
+    every block; the others are looked for. Grid: (heads, PARTS).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_GROUPS)
@@ -267,7 +276,7 @@ def attend_to_a_part_of_tables(
             asked = (q_row < RHO) & (column < D)[None, :] & own
             q = tl.load(queries + (head * RHO + q_row) * D + column, mask=asked, other=0.0).to(TYPE)
             q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
-            rows = from_odd(key_rows[number])
+            rows, before = from_odd(key_rows[number]), head * from_odd(key_room[number])
             rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
             best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
             mass = tl.zeros([BLOCK_RHO], tl.float32)
@@ -280,7 +289,7 @@ def attend_to_a_part_of_tables(
                 held = partner >= 0
                 logits = scale * products_with_keys(
                     q, q_sums, keys[number], key_scales[number], key_zeros[number],
-                    head, rows, turn * BLOCK_N,
+                    before, rows, turn * BLOCK_N,
                     D, KEY_BITS[number], KEY_OWN[number], BY_CHANNEL[number],
                     GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
                 )  # fmt: skip
@@ -298,7 +307,7 @@ def attend_to_a_part_of_tables(
                 for table in tl.static_range(len(VALUES)):
                     mine = (partner >> SHIFT) == VALUES[table]
                     if table == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
-                        place = head * from_odd(value_rows[table]) + tl.where(
+                        place = head * from_odd(value_room[table]) + tl.where(
                             mine, partner & ROW, 0
                         )
                         output, offset = with_values(
@@ -348,10 +357,10 @@ def _attend_in_triton(
         raw.fill_(-torch.inf)
     group = _smallest_group(tables, d)
     groups = common.magnitude(max(1, d // group))
-    key_vectors, key_scales, key_zeros, key_own = zip(
+    key_vectors, key_scales, key_zeros, key_own, key_room = zip(
         *(_parts_of(x) for x, _ in asked), strict=True
     )
-    value_vectors, value_scales, value_zeros, value_own = zip(
+    value_vectors, value_scales, value_zeros, value_own, value_room = zip(
         *(_parts_of(x) for _, x in given), strict=True
     )
     attend_to_a_part_of_tables[(heads, count)](
@@ -361,7 +370,7 @@ def _attend_in_triton(
         tuple(found.contiguous() for _, found in asked),
         value_vectors, value_scales, value_zeros,
         raw, lse, outputs,
-        as_odd(rows), as_odd([x.rows for _, x in given]), as_odd(first_parts(rows, count)),
+        as_odd(rows), as_odd(key_room), as_odd(value_room), as_odd(first_parts(rows, count)),
         entries, common.magnitude(sum(rows)), d**-0.5, softcap or 0.0,
         KEY_BITS=tuple(table.bits for table, _ in asked), KEY_OWN=key_own,
         BY_CHANNEL=tuple(table.by_channel for table, _ in asked),
@@ -394,20 +403,34 @@ def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
     return tuple(firsts)
 
 
-def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return what a table consists of; numbers as they are stand in for their own scales.
+def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    """Return what a table consists of, channels that share a scale, and rows from head to head.
 
-    Codes of 4 and 2 bits, and pairs of scales, become words of 32 bits, but for those of channels.
+    Numbers as they are stand in for their own scales. Codes of 4 and 2 bits, and pairs of scales,
+    become words of 32 bits, but for those of channels.
     """
+    parts, room = _from_head_to_head(table)
     if isinstance(table.vectors, Tensor):
-        vectors = table.vectors.contiguous()
-        return vectors, vectors, vectors, 0
-    codes, scale, zero = (x.contiguous() for x in table.vectors.parts)
+        (vectors,) = parts
+        return vectors, vectors, vectors, 0, room
+    codes, scale, zero = parts
     if table.bits < 8 and not table.by_channel:
         codes = codes.view(torch.int32)
     if scale.shape[-1] % 2 == 0 and not table.by_channel:
         scale, zero = scale.view(torch.int32), zero.view(torch.int32)
-    return codes, scale, zero, table.code.group
+    return codes, scale, zero, table.code.group, room
+
+
+def _from_head_to_head(table: VectorTable) -> tuple[Parts, int]:
+    """Return the parts of a table, whose rows lie side by side, and the rows of a head with room.
+
+    Parts are copied unless all heads of all of them lie equally many rows apart.
+    """
+    rooms = {room_of(part) for part in table.parts}
+    room = rooms.pop()
+    if rooms or room is None:
+        return tuple(part.contiguous() for part in table.parts), table.rows
+    return table.parts, room * (table.rows // table.parts[0].shape[2])
 
 
 def _smallest_group(tables: Sequence[VectorTable], d: int) -> int:

@@ -10,6 +10,7 @@ group. Outliers are sought in PyTorch: DesireKV asks for them once in many token
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.codes import Coded, Parts, constant
+from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.common import blocks, kernel, on_its_device, tl, triton, tuned
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS
@@ -50,16 +51,26 @@ def unpack(
     if bits == 8:
         return packed.to(dtype)
     if 8 % bits == 0:
-        word = WORD_OF_BYTES.get(8 // bits * dtype.itemsize)
-        if word is None:
+        words = words_of_bytes(bits, packed.device, dtype)
+        if words is None:
             return unpack(packed, bits, length).to(dtype)
-        words = constant(codes_of_bytes, (bits,), packed.device, dtype).view(word).flatten()
-        codes = words.index_select(0, packed.flatten().int()).view(dtype)
-        return codes.view(*packed.shape[:-1], packed.shape[-1] * 8 // bits)[..., :length]
+        codes = words.index_select(0, packed.int().flatten()).view(dtype)
+        codes = codes.view(*packed.shape[:-1], packed.shape[-1] * 8 // bits)
+        return codes if codes.shape[-1] == length else codes[..., :length]
     planes = (packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
     planes = planes.flatten(-2)[..., : length * bits].unflatten(-1, (length, bits))
     weights = 2 ** torch.arange(bits, dtype=torch.uint8, device=packed.device)
     return (planes * weights).sum(dim=-1, dtype=torch.uint8).to(dtype)
+
+
+@cache
+def words_of_bytes(
+    bits: int, device: torch.device, dtype: torch.dtype
+) -> Shaped[Tensor, " 256"] | None:
+    """Return, for every byte, the numbers that it stands for as one word; None without such one."""
+    word = WORD_OF_BYTES.get(8 // bits * dtype.itemsize)
+    codes = torch.from_numpy(codes_of_bytes(bits)).to(device, dtype)
+    return None if word is None else codes.view(word).flatten()
 
 
 def codes_of_bytes(bits: int) -> Array:
@@ -83,7 +94,7 @@ class Groups:
         numbers = unpack(packed, self.bits, length, dtype)
         if length % self.group == 0:
             grouped = numbers.unflatten(-1, (-1, self.group))
-            grouped.mul_(scale.to(dtype)[..., None]).add_(zero.to(dtype)[..., None])
+            grouped.mul_(scale.to(dtype).unsqueeze(-1)).add_(zero.to(dtype).unsqueeze(-1))
             return numbers
         numbers *= per_element(scale.to(dtype), self.group, length)
         return numbers.add_(per_element(zero.to(dtype), self.group, length))

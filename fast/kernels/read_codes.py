@@ -160,17 +160,20 @@ def read_scales(
 
 @kernel
 def read_channels(
-    vectors, scales, zeros, head, rows, first,
+    vectors, scales, zeros, before, rows, first,
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return rows from ``first`` on, ``[BLOCK_D, BLOCK_N]``; OWN of a channel share a scale."""
+    """Return rows from ``first`` on, ``[BLOCK_D, BLOCK_N]``; OWN of a channel share a scale.
+
+    The table has ``before`` rows of other heads in front of this one's.
+    """
     per: tl.constexpr = 8 // BITS
     spans: tl.constexpr = max(1, BLOCK_N // OWN)
     width: tl.constexpr = BLOCK_N // spans
     channel, span = tl.arange(0, BLOCK_D)[:, None], first // OWN + tl.arange(0, spans)
     inside = (channel < D) & (span < rows // OWN)[None, :]
-    at = (head * (rows // OWN) + span)[None, :] * D + channel
+    at = (before // OWN + span)[None, :] * D + channel
     byte = tl.arange(0, width // per)
     if OWN > BLOCK_N:
         byte += first % OWN // per

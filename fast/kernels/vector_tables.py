@@ -1,15 +1,15 @@
 """Tables of vectors of several precisions, for `kvlab.fast.kernels.mixed_precision`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
@@ -66,22 +66,22 @@ class VectorTable:
     @property
     def readable(self) -> bool:
         """Whether attention kernels can read the codes: rows, or groups of rows, fill bytes."""
+        if isinstance(self.vectors, Tensor):
+            return True
         if not isinstance(self.code, Groups):
-            return self.code is None
+            return False
         whole = not self.by_channel or self.code.group * self.bits % 8 == 0
         return FULL_BITS % self.bits == 0 and whole
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the elements, and of the room behind those that are plain numbers."""
-        elements = self.parts[0]
-        room = elements[:, :, :1].nbytes * (elements.stride(1) // elements.stride(2))
-        return room if self.code is None and self.rows else elements.nbytes
+        """Bytes of the elements, and of the room behind them."""
+        return _allocated(self.parts[0])
 
     @property
     def overhead_bytes(self) -> int:
         """Bytes of scales, zero points and norms."""
-        return sum(part.nbytes for part in self.parts[1:])
+        return sum(map(_allocated, self.parts[1:]))
 
     def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
         """Return the vectors, dequantised."""
@@ -101,6 +101,10 @@ class VectorTable:
         slots = self.slots if isinstance(self.slots, range) else change(self.slots)
         return self._of(tuple(map(change, self.parts)), slots, counts)
 
+    def clone(self) -> "VectorTable":
+        """Return a table of the same rows in memory of its own."""
+        return self._of(tuple(part.clone() for part in self.parts), self.slots, self.counts)
+
     def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "VectorTable":
         """Return a table of only these rows in this order; no method evicts groups of rows."""
         if self.by_channel:
@@ -114,18 +118,17 @@ class VectorTable:
         They stay where they are if that keeps no more than `MOST_SLACK` other rows in memory.
         """
         assert isinstance(self.slots, range)
-        vectors = self.parts[0][:, :, first:]
+        vectors = self.parts[0].narrow(2, first, self.rows - first)
         if first > MOST_SLACK or first == self.rows:
             vectors = vectors.clone()
         return self._of((vectors,), self.slots[first:], tuple(c - first for c in self.counts))
 
     def extend(self, other: "VectorTable") -> "VectorTable":
         """Return this table followed by another of the same format."""
-        both = zip(self.parts, other.parts, strict=True)
-        grows = self.code is None and self.rows > 0 and other.rows == 1
-        grows = grows and not uses_triton(self.parts[0])  # whose kernels read dense tables
-        grows = grows and self.parts[0].dtype == other.parts[0].dtype
-        parts = tuple(_added(*pair) if grows else torch.cat(pair, dim=2) for pair in both)
+        mine, theirs = self.parts, other.parts
+        grows = other.rows == 1 and self.rows > 0 and mine[0].dtype == theirs[0].dtype
+        join = _added if grows else _joined
+        parts = tuple(map(join, mine, theirs))
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return self._of(parts, self._slots_before(other), counts)
 
@@ -139,32 +142,49 @@ class VectorTable:
         return torch.cat([self.slots_of_heads, other.slots_of_heads], dim=2)
 
     def _of(self, parts: Parts, slots: Tensor | range, counts: tuple[int, ...]) -> "VectorTable":
-        coded = isinstance(self.vectors, Coded)
-        vectors = replace(self.vectors, parts=parts) if coded else parts[0]
-        return replace(self, slots=slots, vectors=vectors, counts=counts)
+        old = self.vectors
+        vectors = Coded(old.code, parts, old.length) if isinstance(old, Coded) else parts[0]
+        return VectorTable(slots, vectors, self.by_channel, counts)
 
 
-def _added(rows: Float[Tensor, "N G n d"], row: Float[Tensor, "N G 1 d"]) -> Tensor:
+def _joined(rows: Shaped[Tensor, "N G n *d"], more: Shaped[Tensor, "N G m *d"]) -> Tensor:
+    return torch.cat([rows, more], dim=2)
+
+
+def _added(rows: Shaped[Tensor, "N G n *d"], row: Shaped[Tensor, "N G 1 *d"]) -> Tensor:
     """Write one more row of every head behind the others, which move only if there is no room."""
-    n, d = rows.shape[2:]
-    room = rows.stride(1) // d
-    if n + int(rows.storage_offset()) // d % room == room:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, min(MOST_SLACK, 1 + n // 16)))
-    rows = rows.as_strided((*rows.shape[:2], n + 1, d), rows.stride())
-    rows[:, :, n:] = row
+    (N, G, n, *d), (_, per_head, per_row, *_) = rows.shape, rows.stride()
+    if n * per_row + int(rows.storage_offset()) % per_head >= per_head:
+        room = n + min(MOST_SLACK, 1 + n // 16)
+        rows, held = rows.new_empty((N, G, room, *d)), rows
+        rows.narrow(2, 0, n).copy_(held)
+    rows = rows.as_strided((N, G, n + 1, *d), rows.stride())
+    rows.narrow(2, n, 1).copy_(row)
     return rows
+
+
+def room_of(rows: Shaped[Tensor, "N G n *d"]) -> int | None:
+    """Return how many rows lie from one head to the next; None if they do not lie side by side."""
+    (N, G, n, *d), (of_sequence, of_head, *own) = rows.shape, rows.stride()
+    of_head = of_head if G > 1 else of_sequence if N > 1 else n * prod(d)
+    even = N == 1 or G == 1 or of_sequence == G * of_head
+    dense = tuple(own) == tuple(prod(d[i:]) for i in range(len(d) + 1))
+    return of_head // own[0] if n and even and dense and of_head % own[0] == 0 else None
+
+
+def _allocated(rows: Shaped[Tensor, "N G n *d"]) -> int:
+    """Return the bytes of rows, and of the room behind each head's last one."""
+    return rows[:, :, :1].nbytes * (rows.stride(1) // rows.stride(2)) if rows.numel() else 0
 
 
 def in_slots(
     tables: Sequence[VectorTable], rows: Sequence[Tensor], entries: int, empty: float = 0
 ) -> Shaped[Tensor, "N G n *d"]:
     """Return rows ``[N, G, rows, ...]`` of tables in their slots, ``empty`` in all others."""
-    N, G, _, *d = rows[0].shape
-    whole = all_in_use(tables, entries)
-    if whole and (ranges := ranges_of(tables)) and entries:
-        order = sorted((each.start, number) for number, each in enumerate(ranges) if each)
-        found = [rows[number] for _, number in order]
+    if turns := in_turn(tables, entries):
+        found = [rows[number] for number in turns]
         return found[0] if len(found) == 1 else torch.cat(found, dim=2)
+    (N, G, _, *d), whole = rows[0].shape, all_in_use(tables, entries)
     shape = (N, G, entries + 1, *d)
     found = rows[0].new_empty(shape) if whole else rows[0].new_full(shape, empty)
     heads = torch.arange(N * G, device=found.device).view(N, G, 1) * (entries + 1)
@@ -178,6 +198,17 @@ def all_in_use(tables: Sequence[VectorTable], entries: int) -> bool:
     """Say whether the rows of tables are the entries, and no row is of none."""
     whole = all(table.counts and min(table.counts) == table.rows for table in tables)
     return bool(whole) and sum(table.rows for table in tables) == entries
+
+
+def in_turn(tables: Sequence[VectorTable], entries: int) -> list[int] | None:
+    """Return the numbers of tables in whose turn rows are all entries in the order of slots.
+
+    None if there is no such order, or no entry.
+    """
+    ranges = ranges_of(tables) if all_in_use(tables, entries) else None
+    if ranges is None or entries == 0:
+        return None
+    return sorted((n for n, each in enumerate(ranges) if each), key=lambda n: ranges[n].start)
 
 
 def ranges_of(tables: Sequence[VectorTable]) -> tuple[range, ...] | None:

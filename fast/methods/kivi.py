@@ -9,7 +9,7 @@ from torch import Tensor
 from kvlab.fast.engine.cache import KeepSet, LayerCache
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.engine.policy import Precision
-from kvlab.fast.engine.storage import EMPTY, Storage
+from kvlab.fast.engine.storage import EMPTY, Storage, quantize_oldest
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.common import to_device
 from kvlab.reference.methods import kivi as reference
@@ -19,19 +19,32 @@ from kvlab.reference.methods import kivi as reference
 class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerToken]):
     """Quantise everything that is older than the residual window."""
 
+    by_age = True
+
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
-        assert cache.mixed is not None
-        options, (keys, values) = self.spec.options, cache.mixed
-        group, residual, d = options.group, options.residual, keys.dimension
-        if d % group:
-            raise ValueError(f"group = {group} must divide the head dimension {d}")
-        key_due = [n // residual * residual for n in cache.counts]
-        slots, counts = _newly_due(cache, keys, key_due)
-        keys.quantize_channels(slots, options.key_bits, group, counts)
-        value_due = [max(0, n - residual) for n in cache.counts]
-        slots, counts = _newly_due(cache, values, value_due)
-        values.quantize_tokens(slots, options.value_bits, group, counts)
+        self.store_by_age([cache])
         return keep
+
+    def store_by_age(self, caches: Sequence[LayerCache]) -> None:
+        options = self.spec.options
+        single: dict[tuple[torch.device, torch.Size], list[Storage]] = {}
+        for cache in caches:
+            assert cache.mixed is not None
+            (keys, values), residual, d = cache.mixed, options.residual, cache.mixed[0].dimension
+            if d % options.group:
+                raise ValueError(f"group = {options.group} must divide the head dimension {d}")
+            key_due = [n // residual * residual for n in cache.counts]
+            slots, counts = _newly_due(cache, keys, key_due)
+            keys.quantize_channels(slots, options.key_bits, options.group, counts)
+            value_due = [max(0, n - residual) for n in cache.counts]
+            slots, counts = _newly_due(cache, values, value_due)
+            if isinstance(slots, range) and len(slots) == 1:
+                oldest = values.oldest
+                single.setdefault((oldest.device, oldest.shape), []).append(values)
+            else:
+                values.quantize_tokens(slots, options.value_bits, options.group, counts)
+        for alike in single.values():
+            quantize_oldest(alike, options.value_bits, options.group)
 
 
 def _newly_due(
@@ -41,11 +54,12 @@ def _newly_due(
     full = storage.tables[0]
     done = [n - wide for n, wide in zip(cache.counts, full.counts, strict=True)]
     counts = tuple(last - first for first, last in zip(done, due, strict=True))
-    longest, width, device = max(counts), len(cache), cache.positions.device
+    longest = max(counts)
     if isinstance(full.slots, range) and min(counts) == longest:
         return full.slots[: max(0, longest)], counts
     if longest <= 0:
         return range(0), counts
+    width, device = len(cache), cache.positions.device
     column = torch.arange(longest, device=device)
     first = to_device([width - n + d for n, d in zip(cache.counts, done, strict=True)], device)
     place = (first[:, None] + column).clamp(max=width - 1)[:, None]

@@ -371,6 +371,20 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
                     assert kept * memory.total == allocated
 
 
+@pytest.mark.parametrize("lengths", [[24], [24, 24], [21, 13]])
+def test_layers_quantise_together_what_each_quantises_alone(lengths):
+    model, found = tiny("llama", torch.float32), []
+    for watch in (None, lambda *_: None):
+        with compress(model, "kivi@group=4,residual=8", watch=watch) as cache:
+            logits = written(model, cache, prompts(lengths), 12)
+            layers = cache.copy().text.layers.caches
+        parts = [
+            x for layer in layers for each in layer.mixed for t in each.tables for x in t.parts
+        ]
+        found.append((*logits, *parts))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def tensors(entries):
     """Every distinct piece of storage that some layers' entries hold."""
     found = {}

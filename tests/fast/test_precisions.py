@@ -6,7 +6,7 @@ import torch
 from tolerances import FLOAT64
 
 from kvlab.fast.engine.port import port_part
-from kvlab.fast.engine.storage import Storage
+from kvlab.fast.engine.storage import Storage, quantize_oldest
 from kvlab.fast.kernels.codes import Coded, decode_small, encode_small
 from kvlab.reference.codes import E4M3, E5M2
 from kvlab.reference.precisions import OnArrival, precisions
@@ -92,12 +92,23 @@ def test_codes_scales_and_bytes_are_the_references(name, dtype):
 
 
 def test_what_a_copy_takes_up_is_not_in_the_original():
+    """Neither in rows as they came nor in codes."""
     x = vectors(1, torch.float32)
     ours = Storage(x)
-    for part in (x[:, :, :30], x[:, :, 30:31]):
-        append(ours, part)
+    append(ours, x[:, :, :29])
+
+    def take_up(storage: Storage, row: int) -> None:
+        append(storage, x[:, :, row : row + 1])
+        quantize_oldest([storage], 8, 16)
+
+    for row in (29, 30):
+        take_up(ours, row)
     copy = ours.copy()
     for storage, row in ((ours, 31), (copy, 40)):
-        append(storage, x[:, :, row : row + 1])
-    assert torch.equal(ours.read(x.dtype), x[:, :, :32])
-    assert torch.equal(copy.read(x.dtype), x[:, :, [*range(31), 40]])
+        for ahead in range(3):
+            take_up(storage, row + ahead)
+    for storage, rows in ((ours, range(34)), (copy, [*range(31), 40, 41, 42])):
+        whole = Storage(x)
+        append(whole, x[:, :, list(rows)])
+        whole.quantize_tokens(range(5), 8, 16, (5,))
+        assert torch.equal(storage.read(x.dtype), whole.read(x.dtype))

@@ -146,6 +146,32 @@ def test_formats_that_the_kernel_leaves_to_pytorch(bits, group, d):
     agrees(queries, keys, values, 7)
 
 
+def test_what_lies_behind_the_rows_of_a_head_is_not_read():
+    """Keys in blocks of channels, values token by token, and the newest of both as they are."""
+    stored, grown = [], 0
+    for by_channel in (True, False):
+        storage = Storage(drawn((N, G, 0, D)))
+        for m in (40, *[1] * 5):
+            used = torch.ones((N, m), dtype=torch.bool, device=DEVICE)
+            storage.append(drawn((N, G, m, D), storage.count), used, (m, m))
+            if by_channel and m > 1:
+                storage.quantize_channels(range(16), 4, 8, (16, 16))
+            elif not by_channel:
+                first, count = storage.tables[0].slots.start, 24 if m > 1 else 1
+                storage.quantize_tokens(range(first, first + count), 4, 16, (count, count))
+        for table in storage.tables:
+            for part in table.parts:
+                n, (_, per_head, per_row, *_) = part.shape[2], part.stride()
+                free = per_head // per_row - n - part.storage_offset() % per_head // per_row
+                shape = (N, G, free, *part.shape[3:])
+                behind = part.as_strided(shape, part.stride(), part.storage_offset() + n * per_row)
+                behind.fill_(torch.nan if part.is_floating_point() else 255)
+                grown += free
+        stored.append([replace(x, slots=x.slots_of_heads) for x in storage.tables])
+    assert grown >= 4
+    agrees(drawn((N, G, RHO, 1, D)), *stored, 45)
+
+
 def test_partners_are_the_same_when_kept_as_when_found_anew():
     both = keys, values = [Storage(drawn((N, G, 0, D), seed)) for seed in (0, 1)]
     kept, slots = Partners(), torch.arange(8, 16, device=DEVICE).expand(N, G, 8)
