@@ -46,9 +46,7 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
     if rows == "none":
         return output, Attended(), False
     newest = seen.queries[:, :, :, -1:]
-    last_row, attended = attend_as_needed(needs, True, newest, None, view)
-    attended.output = last_row if needs.output else None
-    return output, attended, False
+    return output, attend_as_needed(needs, True, newest, None, view)[1], False
 
 
 def _attend_and_observe(policy: Policy, seen: Observation) -> tuple[Queries, Attended, bool]:

@@ -204,7 +204,9 @@ def attend_as_needed(
     if not read and view.softcap is None:
         return attend_without_weights(queries, *view.fused(), mask), Attended()
     weights = softmax(logits(queries, view.keys, view.softcap), mask)
-    return weighted_values(weights, view.values), Attended(weights) if read else Attended()
+    output = weighted_values(weights, view.values)
+    exact = output if needs.output else None
+    return output, Attended(weights, output=exact) if read else Attended()
 
 
 def _attend_from_newest(
@@ -216,27 +218,33 @@ def _attend_from_newest(
 ) -> tuple[Queries, Attended]:
     """Attend from the newest token by the kernels that also join probabilities and count.
 
-    The output is in the number format of the queries, unless the score reads it.
+    The output is in the number format of the queries.
     """
-    counters = None
+    counters, exact = None, None
     joins = reduce not in ("none", "skip")
     if tables is not None:
         partners = view.cache.partners() if view.cache.triton else None
-        queries = queries.to(view.cache.dtype) if needs.output else queries
-        output, found = attend_to_tables(
-            queries, *tables, len(view.cache), view.softcap, reduce, partners
+        given = queries.to(view.cache.dtype) if needs.output else queries
+        exact, found = attend_to_tables(
+            given, *tables, len(view.cache), view.softcap, reduce, partners
         )
+        output = exact.to(queries.dtype)
     else:
         if joins and needs.counters is not None:
             counters = needs.counters(view.column)
         positions = view.positions if view.cache.ragged else None
         keys, values = view.column("keys"), view.column("values")
+        if needs.output:
+            exact = torch.empty(queries.shape, dtype=view.cache.dtype, device=queries.device)
         output, found = decode_attention(
-            queries, keys, values, positions, view.softcap, reduce, counters, needs.output
+            queries, keys, values, positions, view.softcap, reduce, counters, exact
         )
+    attended = Attended(output=exact if needs.output else None)
     if joins:
-        return output, Attended(received=found, counted=counters is not None)
-    return output, Attended(found) if reduce == "none" else Attended()
+        attended.received, attended.counted = found, counters is not None
+    elif reduce == "none":
+        attended.weights = found
+    return output, attended
 
 
 def parts(queries: Queries, entries: int, rows: int | None = None) -> list[slice]:

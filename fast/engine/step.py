@@ -110,7 +110,6 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     step.queries.append(queries)
     if single:
         output, attended = attend_as_needed(policy.needs, step.reads, queries, None, view)
-        attended.output = output if policy.needs.output else None
     else:
         output, attended, step.observed = attend_in_parts(policy, _observation(group, step))
     step.attended.append(attended)

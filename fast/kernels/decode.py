@@ -40,22 +40,22 @@ def decode_attention(
     softcap: float | None = None,
     reduce: Reduction = "none",
     counters: RecurrenceCounters | None = None,
-    wide: bool = False,
+    exact: Float[Tensor, "N G rho 1 d"] | None = None,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
     """Attend from one token to all entries; logits are q·k/√d, squeezed into ``softcap``.
 
     Keys and values may have any strides, with channels next to each other. Positions of -1 mark
-    empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it.
+    empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it. The
+    output is written to ``exact``, too, in the number format of the computation.
 
     Returns:
-        The output, in the queries' number format or, if it shall be ``wide``, in that of the
-        computation, and the probabilities ``[N, G, rho, 1, n]`` or, reduced, ``[N, G, n]``,
-        float32; with ``skip`` an empty tensor.
+        The output, in the queries' number format, and the probabilities ``[N, G, rho, 1, n]`` or,
+        reduced, ``[N, G, n]``, float32; with ``skip`` an empty tensor.
     """
     if counters is not None and reduce in ("none", "skip"):
         raise ValueError(f"counters need reduce = 'sum', 'mean' or 'max', not {reduce!r}")
     if uses_triton(queries):
-        return _attend_in_triton(queries, keys, values, positions, softcap, reduce, counters, wide)
+        return _attend_in_triton(queries, keys, values, positions, softcap, reduce, counters, exact)
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(
@@ -66,7 +66,9 @@ def decode_attention(
         active = received >= counters.threshold
         counters.elapsed.add_(1)
         count_recurrence(counters.elapsed, counters.interval, active, counts=active)
-    return output if wide else output.to(queries.dtype), received
+    if exact is not None:
+        exact.copy_(output)
+    return output.to(queries.dtype), received
 
 
 def handed_out(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tensor:
@@ -105,7 +107,7 @@ def _attend_in_triton(
     softcap: float | None,
     reduce: Reduction,
     counters: RecurrenceCounters | None,
-    wide: bool,
+    exact: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     N, G, rho = queries.shape[:3]
     n, scores = keys.shape[2], reduce != "skip"
@@ -117,12 +119,8 @@ def _attend_in_triton(
         EARLY=common.starts_early(queries.device),
         **arguments_of(queries, keys, None, positions, None, softcap),
     )  # fmt: skip
-    output = torch.empty_like(
-        queries,
-        dtype=attention.compute_dtype(queries.dtype) if wide else None,
-        memory_format=torch.contiguous_format,
-    )
-    return combined(raw, lse, outputs, output, n, reduce, counters)
+    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    return combined(raw, lse, outputs, output, n, reduce, counters, exact)
 
 
 attend_to_parts = common.tuned(
@@ -163,8 +161,9 @@ def combined(
     n: int,
     reduce: Reduction,
     counters: RecurrenceCounters | None = None,
+    exact: Float[Tensor, "N G rho 1 d"] | None = None,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-    """Fill ``output``; return it and the probabilities, as `decode_attention` does."""
+    """Fill ``output`` and ``exact``; return what `decode_attention` returns."""
     N, G, rho, _, d = output.shape
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
     elapsed = interval = received
@@ -172,7 +171,7 @@ def combined(
         elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
     parts, early = lse.shape[1], common.starts_early(output.device)
     combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, TOGETHER)))](
-        raw, lse, outputs, output, received, elapsed, interval,
+        raw, lse, outputs, output, exact, received, elapsed, interval,
         n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),
         RHO=rho, D=d, BLOCK_RHO=common.magnitude(rho), BLOCK_D=common.magnitude(d),
         BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
@@ -184,7 +183,7 @@ def combined(
 
 @partial(common.kernel, changing=("n", "parts"))
 def combine(
-    raw, lse, part_output, output, received, elapsed, interval,
+    raw, lse, part_output, output, exact, received, elapsed, interval,
     n, parts, threshold, s_head,
     RHO: tl.constexpr, D: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, REDUCE: tl.constexpr, COUNT: tl.constexpr,
@@ -208,8 +207,10 @@ def combine(
         pieces = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
         own = turn + tl.arange(0, 1)
         weights = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)[0]
-        joined = tl.sum(pieces * weights, axis=0).to(output.dtype.element_ty)
-        tl.store(output + (head * RHO + turn) * D + column, joined, mask=column < D)
+        joined, to = tl.sum(pieces * weights, axis=0), (head * RHO + turn) * D + column
+        tl.store(output + to, joined.to(output.dtype.element_ty), mask=column < D)
+        if exact is not None:
+            tl.store(exact + to, joined, mask=column < D)
     elif REDUCE != "skip":
         row, entry = tl.arange(0, BLOCK_RHO), (turn - RHO) * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n

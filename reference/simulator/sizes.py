@@ -154,7 +154,7 @@ HARDWARE: Mapping[str, Hardware] = {
 
 LAUNCHES: Mapping[str, int] = {
     **{"full": 1301, "streaming_llm": 1355, "h2o": 1354, "tova": 1349, "keydiff": 1363},
-    **{"caote:h2o": 1362, "caote:tova": 1387, "fast_caote:tova": 1356, "ahakv": 1399, "rkv": 1344},
+    **{"caote:h2o": 1362, "caote:tova": 1355, "fast_caote:tova": 1356, "ahakv": 1399, "rkv": 1344},
     **{"lazy_eviction": 1343, "longflow": 1353, "snapkv": 1376, "nacl": 1376, "random": 1487},
     **{"kivi": 1531, "ddks": 1480, "desirekv": 1485},
 }

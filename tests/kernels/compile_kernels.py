@@ -69,7 +69,8 @@ def call(dtype: torch.dtype) -> None:
         queries, rows = size.random(2, 1, d), size.random(2, 64, d)
         keys, row_places = size.random(ENTRIES, d), places[:, 0, -64:].contiguous()
         for reduce in ("none", "sum", "mean", "max", "skip"):
-            decode_attention(queries, keys, keys, places, 5.0, reduce)
+            exact = queries.float() if reduce == "none" else None
+            decode_attention(queries, keys, keys, places, 5.0, reduce, exact=exact)
         counts = places.clone(), places.clone()
         decode_attention(queries, keys, keys, None, None, "sum", RecurrenceCounters(*counts, 0.1))
         attend_block(rows, keys, keys, row_places, places, 5.0)

@@ -35,11 +35,15 @@ def close(found, wanted, off):
 
 
 def agrees(arguments, positions=None, softcap=None):
-    output, weights = decode_attention(*arguments, positions, softcap)
+    exact = torch.empty(arguments[0].shape, dtype=torch.float32, device=DEVICE)
+    output, weights = decode_attention(*arguments, positions, softcap, exact=exact)
     mask = None if positions is None else positions.cpu().numpy()[:, :, None, None] >= 0
     wanted, attention, _ = attended(*arguments, mask, softcap)
     close(weights, attention, FLOAT32_SCORES)
-    close(output, wanted, ROUNDED[arguments[1].dtype] * max(1.0, np.abs(wanted).max()))
+    off = ROUNDED[arguments[1].dtype] * max(1.0, np.abs(wanted).max())
+    close(output, wanted, off)
+    close(exact, wanted, off)
+    assert output.dtype == torch.float32 or not output.any() or (exact != output).any()
     return output, weights
 
 

@@ -61,9 +61,12 @@ def behind(now, stored):
     return [name for name in now if worse(name)]
 
 
-EVICTING = "h2o", "fast_caote:tova", "streaming_llm", "rkv", "lazy_eviction", "longflow", "keydiff"
+EVICTING = (
+    *("h2o", "tova", "caote:tova", "fast_caote:tova", "streaming_llm", "rkv"),
+    *("lazy_eviction", "longflow", "keydiff"),
+)
 OTHERS = (
-    *("tova/64", "caote:tova/64", "ahakv@recent=16/64", "nacl/64", "snapkv@window=16/64"),
+    *("ahakv@recent=16/64", "nacl/64", "snapkv@window=16/64"),
     *("random/64", "desirekv", "ddks", "kivi"),
 )
 
