@@ -378,9 +378,8 @@ def test_layers_quantise_together_what_each_quantises_alone(lengths):
         with compress(model, "kivi@group=4,residual=8", watch=watch) as cache:
             logits = written(model, cache, prompts(lengths), 12)
             layers = cache.copy().text.layers.caches
-        parts = [
-            x for layer in layers for each in layer.mixed for t in each.tables for x in t.parts
-        ]
+        tables = [t for layer in layers for each in layer.mixed or () for t in each.tables]
+        parts = [part for table in tables for part in table.parts]
         found.append((*logits, *parts))
     torch.testing.assert_close(*found, rtol=0, atol=0)
 

@@ -162,9 +162,10 @@ def test_what_lies_behind_the_rows_of_a_head_is_not_read():
         for table in storage.tables:
             for part in table.parts:
                 n, (_, per_head, per_row, *_) = part.shape[2], part.stride()
-                free = per_head // per_row - n - part.storage_offset() % per_head // per_row
+                first = int(part.storage_offset())
+                free = per_head // per_row - n - first % per_head // per_row
                 shape = (N, G, free, *part.shape[3:])
-                behind = part.as_strided(shape, part.stride(), part.storage_offset() + n * per_row)
+                behind = part.as_strided(shape, part.stride(), first + n * per_row)
                 behind.fill_(torch.nan if part.is_floating_point() else 255)
                 grown += free
         stored.append([replace(x, slots=x.slots_of_heads) for x in storage.tables])
