@@ -103,7 +103,7 @@ class VectorTable:
 
     def clone(self) -> "VectorTable":
         """Return a table of the same rows in memory of its own."""
-        return self._of(tuple(part.clone() for part in self.parts), self.slots, self.counts)
+        return self._of(tuple(map(_dense, self.parts)), self.slots, self.counts)
 
     def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "VectorTable":
         """Return a table of only these rows in this order; no method evicts groups of rows."""
@@ -120,7 +120,7 @@ class VectorTable:
         assert isinstance(self.slots, range)
         vectors = self.parts[0].narrow(2, first, self.rows - first)
         if first > MOST_SLACK or first == self.rows:
-            vectors = vectors.clone()
+            vectors = _dense(vectors)
         return self._of((vectors,), self.slots[first:], tuple(c - first for c in self.counts))
 
     def extend(self, other: "VectorTable") -> "VectorTable":
@@ -145,6 +145,11 @@ class VectorTable:
         old = self.vectors
         vectors = Coded(old.code, parts, old.length) if isinstance(old, Coded) else parts[0]
         return VectorTable(slots, vectors, self.by_channel, counts)
+
+
+def _dense(rows: Shaped[Tensor, "N G n *d"]) -> Tensor:
+    """Copy rows without room; ``clone`` alone would keep the strides of a single head."""
+    return rows.clone(memory_format=torch.contiguous_format)
 
 
 def _joined(rows: Shaped[Tensor, "N G n *d"], more: Shaped[Tensor, "N G m *d"]) -> Tensor:

@@ -91,9 +91,10 @@ def test_codes_scales_and_bytes_are_the_references(name, dtype):
         np.testing.assert_allclose(read, theirs.vectors, rtol=0, atol=FLOAT64)
 
 
-def test_what_a_copy_takes_up_is_not_in_the_original():
+@pytest.mark.parametrize("heads", [1, 2])
+def test_what_a_copy_takes_up_is_not_in_the_original(heads):
     """Neither in rows as they came nor in codes."""
-    x = vectors(1, torch.float32)
+    x = vectors(1, torch.float32)[:, :heads]
     ours = Storage(x)
     append(ours, x[:, :, :29])
 
