@@ -93,23 +93,22 @@ def test_codes_scales_and_bytes_are_the_references(name, dtype):
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_what_a_copy_takes_up_is_not_in_the_original(heads):
-    """Neither in rows as they came nor in codes."""
+    """Neither in rows as they came nor in codes, however much room there is behind them."""
     x = vectors(1, torch.float32)[:, :heads]
-    ours = Storage(x)
-    append(ours, x[:, :, :29])
+    ours, held = Storage(x), 29
+    append(ours, x[:, :, :held])
 
     def take_up(storage: Storage, row: int) -> None:
         append(storage, x[:, :, row : row + 1])
         quantize_oldest([storage], 8, 16)
 
-    for row in (29, 30):
-        take_up(ours, row)
-    copy = ours.copy()
-    for storage, row in ((ours, 31), (copy, 40)):
-        for ahead in range(3):
-            take_up(storage, row + ahead)
-    for storage, rows in ((ours, range(34)), (copy, [*range(31), 40, 41, 42])):
-        whole = Storage(x)
-        append(whole, x[:, :, list(rows)])
-        whole.quantize_tokens(range(5), 8, 16, (5,))
-        assert torch.equal(storage.read(x.dtype), whole.read(x.dtype))
+    for _ in range(6):
+        copy = ours.copy()
+        for storage, row in ((ours, held), (copy, 49)):
+            take_up(storage, row)
+        held += 1
+        for storage, last in ((ours, held - 1), (copy, 49)):
+            whole = Storage(x)
+            append(whole, x[:, :, [*range(held - 1), last]])
+            whole.quantize_tokens(range(held - 29), 8, 16, (held - 29,))
+            assert torch.equal(storage.read(x.dtype), whole.read(x.dtype))
