@@ -112,3 +112,14 @@ def test_what_a_copy_takes_up_is_not_in_the_original(heads):
             append(whole, x[:, :, [*range(held - 1), last]])
             whole.quantize_tokens(range(held - 29), 8, 16, (held - 29,))
             assert torch.equal(storage.read(x.dtype), whole.read(x.dtype))
+
+
+def test_moved_rows_take_their_scales_along():
+    x = torch.cat([vectors(1, torch.float64), 3 * vectors(2, torch.float64)])
+    ours, fp8 = Storage(x), precisions()["fp8"]
+    assert isinstance(fp8, OnArrival)
+    ours.append(x, torch.ones(x.shape[:3:2], dtype=torch.bool), (50, 50))
+    ours.encode(port_part(fp8.keys), [True, True])
+    expected = ours.read(x.dtype).flip(0)
+    ours.map_rows(lambda rows: rows.flip(0), [1, 0])
+    assert torch.equal(ours.read(x.dtype), expected)
