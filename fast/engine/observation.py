@@ -205,8 +205,8 @@ def attend_as_needed(
         return attend_without_weights(queries, *view.fused(), mask), Attended()
     weights = softmax(logits(queries, view.keys, view.softcap), mask)
     output = weighted_values(weights, view.values)
-    exact = output if needs.output else None
-    return output, Attended(weights, output=exact) if read else Attended()
+    newest = output if needs.output and query_positions is None else None
+    return output, Attended(weights, output=newest) if read else Attended()
 
 
 def _attend_from_newest(

@@ -303,7 +303,8 @@ class Policy:
     def stores_by_age(self) -> bool:
         """Whether entries are never evicted, and stored as their age says."""
         method = self.specification
-        return self.precision.by_age and not (method.evicts or method.reposition)
+        early = method.evict_before_attend or method.reposition
+        return self.precision.by_age and not (method.evicts or early)
 
     @property
     def tensors_alone(self) -> bool:
@@ -327,7 +328,8 @@ class Policy:
 
         def found() -> bool:
             undecided = self.is_plain and not self.observes(clock)
-            return clock.positions.shape[1] == 1 and (undecided or self.stores_by_age)
+            aging = self.stores_by_age and any(self.due(clock))
+            return clock.positions.shape[1] == 1 and (undecided or aging)
 
         return clock.once("only attends", found)
 

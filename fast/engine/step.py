@@ -42,6 +42,7 @@ MOST_WAITING = 32
 @in_own_formats
 def begin(layers: Layers, clock: BatchClock) -> None:
     """Take in that all layers are about to be given a block."""
+    assert not layers.aging, "the last step was not finished"
     single = clock.positions.shape[1] == 1
     if single and not layers.shared:
         layers.join(clock)

@@ -124,9 +124,13 @@ class VectorTable:
         return self._of((vectors,), self.slots[first:], tuple(c - first for c in self.counts))
 
     def extend(self, other: "VectorTable") -> "VectorTable":
-        """Return this table followed by another of the same format."""
+        """Return this table followed by another of the same format.
+
+        One row is written into the room behind this table's: only a clone may be extended again.
+        """
         mine, theirs = self.parts, other.parts
-        grows = other.rows == 1 and self.rows > 0 and mine[0].dtype == theirs[0].dtype
+        alike = all(a.dtype == b.dtype for a, b in zip(mine, theirs, strict=True))
+        grows = other.rows == 1 and self.rows > 0 and alike
         join = _added if grows else _joined
         parts = tuple(map(join, mine, theirs))
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
@@ -157,7 +161,10 @@ def _joined(rows: Shaped[Tensor, "N G n *d"], more: Shaped[Tensor, "N G m *d"]) 
 
 
 def _added(rows: Shaped[Tensor, "N G n *d"], row: Shaped[Tensor, "N G 1 *d"]) -> Tensor:
-    """Write one more row of every head behind the others, which move only if there is no room."""
+    """Write one more row of every head behind the others, which move only if there is no room.
+
+    What lies between the heads of ``rows`` is theirs: nobody else holds a row there.
+    """
     (N, G, n, *d), (_, per_head, per_row, *_) = rows.shape, rows.stride()
     if n * per_row + int(rows.storage_offset()) % per_head >= per_head:
         room = n + min(MOST_SLACK, 1 + n // 16)

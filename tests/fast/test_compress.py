@@ -372,10 +372,12 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
 
 
 @pytest.mark.parametrize("lengths", [[24], [24, 24], [21, 13]])
-def test_layers_quantise_together_what_each_quantises_alone(lengths):
+@pytest.mark.parametrize("other", [{}, {"schedule": AfterPrefill()}, {"evict_before_attend": True}])
+def test_layers_quantise_together_what_each_quantises_alone(lengths, other):
     model, found = tiny("llama", torch.float32), []
+    policy = replace(policy_of("kivi@group=4,residual=8"), **other)
     for watch in (None, lambda *_: None):
-        with compress(model, "kivi@group=4,residual=8", watch=watch) as cache:
+        with compress(model, policy, watch=watch) as cache:
             logits = written(model, cache, prompts(lengths), 12)
             layers = cache.copy().text.layers.caches
         tables = [t for layer in layers for each in layer.mixed or () for t in each.tables]
