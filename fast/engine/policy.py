@@ -296,15 +296,17 @@ class Policy:
     @cached_property
     def is_plain(self) -> bool:
         """Whether entries stay as they came, and PyTorch parts alone decide, after attention."""
-        early = self.specification.evict_before_attend or self.specification.reposition
-        return not (early or self.precision.quantises or self.on_host)
+        return not (self.is_early or self.precision.quantises or self.on_host)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether attention waits for a decision, or for keys to be rotated."""
+        return self.specification.evict_before_attend or self.specification.reposition
 
     @cached_property
     def stores_by_age(self) -> bool:
         """Whether entries are never evicted, and stored as their age says."""
-        method = self.specification
-        early = method.evict_before_attend or method.reposition
-        return self.precision.by_age and not (method.evicts or early)
+        return self.precision.by_age and not (self.is_early or self.specification.evicts)
 
     @property
     def tensors_alone(self) -> bool:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.codes import Coded, Parts
+from kvlab.fast.kernels.codes import Coded, Parts, constant
 from kvlab.fast.kernels.common import blocks, kernel, on_its_device, tl, triton, tuned
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS
@@ -69,7 +69,7 @@ def words_of_bytes(
 ) -> Shaped[Tensor, " 256"] | None:
     """Return, for every byte, the numbers that it stands for as one word; None without such one."""
     word = WORD_OF_BYTES.get(8 // bits * dtype.itemsize)
-    codes = torch.from_numpy(codes_of_bytes(bits)).to(device, dtype)
+    codes = constant(codes_of_bytes, (bits,), device, dtype)
     return None if word is None else codes.view(word).flatten()
 
 

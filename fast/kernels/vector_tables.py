@@ -178,15 +178,14 @@ def _added(rows: Shaped[Tensor, "N G n *d"], row: Shaped[Tensor, "N G 1 *d"]) ->
 def room_of(rows: Shaped[Tensor, "N G n *d"]) -> int | None:
     """Return how many rows lie from one head to the next; None if they do not lie side by side."""
     (N, G, n, *d), (of_sequence, of_head, *own) = rows.shape, rows.stride()
-    of_head = of_head if G > 1 else of_sequence if N > 1 else n * prod(d)
-    even = N == 1 or G == 1 or of_sequence == G * of_head
+    even = N == 1 or of_sequence == G * of_head
     dense = tuple(own) == tuple(prod(d[i:]) for i in range(len(d) + 1))
     return of_head // own[0] if n and even and dense and of_head % own[0] == 0 else None
 
 
 def _allocated(rows: Shaped[Tensor, "N G n *d"]) -> int:
     """Return the bytes of rows, and of the room behind each head's last one."""
-    return rows[:, :, :1].nbytes * (rows.stride(1) // rows.stride(2)) if rows.numel() else 0
+    return rows[:, :, :1].nbytes * (room_of(rows) or rows.shape[2])
 
 
 def in_slots(
