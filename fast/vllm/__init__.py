@@ -14,6 +14,9 @@ classes are used as they are.
 """
 
 import logging
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 CONNECTOR = "KvlabConnector"
 """Name of the connector, for vLLM's ``kv_transfer_config``."""
@@ -22,20 +25,48 @@ WRAPPED = {
     "FLASH_ATTN": "FlashAttentionBackend",
     "TRITON_ATTN": "TritonAttentionBackend",
 }
-"""Attention backends that are wrapped, and their classes; those for GPUs were never run."""
+"""Attention backends that evict, and vLLM's classes; those for GPUs were never run."""
 
 
 def register() -> None:
     """Tell vLLM where the connector and the attention are; both are imported if they are used."""
     try:
+        from vllm.config import get_current_vllm_config_or_none  # noqa: F401
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
         for name in WRAPPED:
-            register_backend(AttentionBackendEnum[name], f"{__name__}.backend.{name}")
+            register_backend(AttentionBackendEnum[name], f"{__name__}.{name}")
         try:
             KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
         except ValueError:
             KVConnectorFactory.register_connector(CONNECTOR, f"{__name__}.connector", CONNECTOR)
     except (ImportError, AttributeError, KeyError) as error:
         logging.getLogger("kvlab").warning("kvlab does not know this version of vLLM: %s", error)
+
+
+def __getattr__(name: str) -> type:
+    """Resolve a backend by its path, as vLLM's platforms do.
+
+    Unless the model that is being built asks for kvlab, that is vLLM's own class.
+    """
+    if name not in WRAPPED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm.config import get_current_vllm_config_or_none
+
+    if asked_of(get_current_vllm_config_or_none()) is None:
+        return own_backend(name)
+    from kvlab.fast.vllm.backend import wrapped
+
+    return wrapped(name)
+
+
+def own_backend(name: str) -> type:
+    """Return vLLM's own class of a backend."""
+    return getattr(import_module(f"vllm.v1.attention.backends.{name.lower()}"), WRAPPED[name])
+
+
+def asked_of(config: Any) -> Any:
+    """Return what a configuration of vLLM, or None, says to kvlab, unchecked; None if nothing."""
+    given = getattr(config, "additional_config", None)
+    return given.get("kvlab") if isinstance(given, Mapping) else None

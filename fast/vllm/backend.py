@@ -3,13 +3,13 @@
 Keys are rotated before they are stored, so nothing but the table and the lengths changes.
 """
 
-from importlib import import_module
+from functools import cache
 from typing import Any
 
 from vllm.config import get_current_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-from kvlab.fast.vllm import WRAPPED
+from kvlab.fast.vllm import own_backend
 from kvlab.fast.vllm.settings import Settings, UnsupportedError, settings_of
 
 
@@ -56,12 +56,13 @@ class Observed:
         return found
 
 
+@cache
 def wrapped(name: str) -> type:
-    """Return one of vLLM's backends, which evicts blocks if that is configured."""
-    own = getattr(import_module(f"vllm.v1.attention.backends.{name.lower()}"), WRAPPED[name])
+    """Return one of vLLM's backends with the parts that evict blocks."""
+    own = own_backend(name)
 
     class Backend(own):
-        """The platform's backend, or parts that evict blocks where kvlab is configured."""
+        """The platform's backend; its parts evict blocks."""
 
         configured: Settings | None = None
         """Of the model that was built last: vLLM tells it to attention layers alone."""
@@ -77,26 +78,16 @@ def wrapped(name: str) -> type:
 
         @classmethod
         def with_part(cls, part: type, own: type) -> type:
-            """Return a class of vLLM with a part of kvlab, or as it is."""
-            if cls.configured is None:
-                return own
+            """Return a class of vLLM with a part of kvlab."""
             return type(own.__name__, (part, own), {"settings": cls.configured})
 
         @classmethod
         def customize_spec(cls, spec: Any) -> Any:
-            spec = own.customize_spec(spec)
-            if cls.configured is None:
-                return spec
             from kvlab.fast.vllm.manager import evicting
 
-            return evicting(spec, cls.configured)
+            assert cls.configured is not None  # layers ask for their implementation first
+            return evicting(own.customize_spec(spec), cls.configured)
 
-    Backend.__name__ = own.__name__
+    Backend.__name__ = Backend.__qualname__ = name
+    Backend.__module__ = "kvlab.fast.vllm"  # whose `__getattr__` finds it by its path
     return Backend
-
-
-def __getattr__(name: str) -> type:
-    if name in WRAPPED:
-        globals()[name] = wrapped(name)
-        return globals()[name]
-    raise AttributeError(name)

@@ -205,7 +205,8 @@ class Turn:
         ids = self.table[torch.tensor(kept, device=self.table.device)].long()
         caches = [self.requests.caches[name] for name in layers]
         keys, values = layout.read(caches, ids, len(positions))
-        keys, values, queries = (all_gather(x, dim=1) for x in (keys, values, self.queries(keys)))
+        heads = (keys, values, self.queries(keys))  # of this rank
+        keys, values, queries = (all_gather(x.contiguous(), dim=1) for x in heads)
         size = len(layers) if self.policy.is_plain else 1
         groups = [slice(first, first + size) for first in range(0, len(layers), size)]
         remembered = self.request.layers or [({}, {})] * len(groups)

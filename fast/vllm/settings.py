@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlab.fast.engine.policy import Policy, Score
 from kvlab.fast.engine.port import port
-from kvlab.fast.vllm import CONNECTOR, points
+from kvlab.fast.vllm import CONNECTOR, asked_of, points
 from kvlab.reference import methods
 from kvlab.reference import policy as reference
 from kvlab.reference.granularity import Pages
@@ -85,7 +85,7 @@ def settings_of(config: Any) -> Settings | None:
 
     ValueError if it asks for what is not there, or cannot work; `UnknownVersionError` as `points`.
     """
-    asked = (config.additional_config or {}).get("kvlab")
+    asked = asked_of(config)
     if asked is None:
         return None
     points.check()

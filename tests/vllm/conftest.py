@@ -32,7 +32,11 @@ CONFIG = LlamaConfig(
 BLOCKS = {"num_gpu_blocks_override": 60}
 
 
-QUICK = ("that_kvlab_keeps[caote:h2o@recent=16]", "keep_its_own_blocks[tova-True]")
+QUICK = (
+    "that_kvlab_keeps[caote:h2o@recent=16]",
+    "keep_its_own_blocks[tova-True]",
+    "unless_kvlab_is_configured",
+)
 
 
 def pytest_itemcollected(item):
@@ -44,10 +48,7 @@ def pytest_itemcollected(item):
 class Driver:
     """A process that runs `driver.py`."""
 
-    def __init__(self, model: str, python: str, path: str, methods: str) -> None:
-        kept = ("PATH", "HOME", "TMPDIR")
-        environment = {name: os.environ[name] for name in kept if name in os.environ}
-        environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "KVLAB_METHODS": methods}
+    def __init__(self, model: str, python: str, environment: dict[str, str]) -> None:
         self.model = model
         self.process = subprocess.Popen(
             [python, str(HERE / "driver.py")],
@@ -104,12 +105,19 @@ def looks(tmp_path_factory):
 
 
 @pytest.fixture(scope="package")
-def driver(model, python, looks, tmp_path_factory):
-    """A process in vLLM's environment, whose kvlab is this one, or a tree with a mistake."""
+def environment(tmp_path_factory):
+    """Variables with which vLLM finds this kvlab, or a tree with a mistake, as its plug-in."""
     entry = tmp_path_factory.mktemp("entry")
     announce(entry)
     tree = os.environ.get("KVLAB_PLANTED", str(ROOT / ".namespace"))
-    path = os.pathsep.join([tree, str(entry)])
-    running = Driver(model[1], python, path, looks)
+    kept = ("PATH", "HOME", "TMPDIR")
+    found = {name: os.environ[name] for name in kept if name in os.environ}
+    return found | {"PYTHONPATH": os.pathsep.join([tree, str(entry)]), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="package")
+def driver(model, python, looks, environment):
+    """A process in vLLM's environment."""
+    running = Driver(model[1], python, environment | {"KVLAB_METHODS": looks})
     yield running
     running.close()
