@@ -199,7 +199,8 @@ def draw(model: str, narrow: bool = False) -> Picture:
         f"{each.explained['score'].percent(0)} %"
         for each in panels
     )
-    return finish(figure, f"Scores under protections, {model}. {text}.")
+    about = f"Scores under protections, {model}. {text}. Intervals are over problems alone."
+    return finish(figure, about)
 
 
 def _draw(axes: Any, each: Panel, names: bool) -> None:

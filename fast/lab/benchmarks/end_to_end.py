@@ -8,8 +8,9 @@ reported, too. ``one_text``: after prompts of several lengths, of which methods 
 ``equal_memory``: as many texts of the first length as fit into the same memory.
 
 ``graphed`` methods replay tokens (`compress(graphs=True)`); the stock model's graph is a
-transformers StaticCache whose token is captured here. ``--small`` runs a tiny model on any device:
-its times mean nothing.
+transformers StaticCache whose token is captured here, under a mask, so that keys and values are
+repeated for the query heads: it is no control for the methods. ``--small`` runs a tiny model on any
+device: its times mean nothing.
 """
 
 import statistics
