@@ -21,11 +21,15 @@ SHORT = 28
 
 
 @cache
-def stored_summary(name: str) -> TaskSummary:
-    """Return the summary of a sweep (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats it)."""
+def stored_summary(name: str, task: str = "") -> TaskSummary:
+    """Return the summary of a sweep (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats it).
+
+    Where it has several tasks, one is to be named.
+    """
     from kvlab.fast.lab.sweep.run import read_stored  # needs pyarrow
 
-    (summary,) = summarise(read_stored(RESULTS / name))
+    found = summarise(read_stored(RESULTS / name))
+    (summary,) = (each for each in found if task in ("", each.task))
     return summary
 
 

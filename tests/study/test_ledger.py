@@ -1,0 +1,78 @@
+"""What pages say about results is what is stored, in figures and verdicts, and has a row."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvlab.fast.lab.sweep.run import read_stored
+from kvlab.fast.lab.sweep.summary import summarise
+from study import stored
+from study.ledger import NUMBER, PAGES, Page, Row, read, written
+
+SOME = """H2O solves «81.0 (72.2–87.5) %», and that is
+«significantly better»."""
+ROW = Row(SOME, ['share("h2o")', 'gains("h2o")'], "baselines", "277")
+PAGE = Page("a page", re.sub("[«»]", "", SOME).replace(" and", "\nand"), [ROW], [])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_is_stored(name):
+    assert not list(read(name).faults())
+
+
+def another(text):
+    """Change the last digit, or the verdict, of a text."""
+    if numbers := list(NUMBER.finditer(text)):
+        at = numbers[-1].end() - 1
+        return f"{text[:at]}{(int(text[at]) + 1) % 10}{text[at + 1 :]}"
+    return "better" if "not" in text or "worse" in text else "not significant"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_any_other_figure_and_verdict_is_refused(name):
+    for row in read(name).rows:
+        for text, item in zip(row.texts, row.items(), strict=True):
+            wrong = another(text)
+            assert written(wrong, item) != wrong, (row.words, text)
+
+
+def test_words_that_are_not_there_and_results_without_a_row_are_told():
+    assert not list(PAGE.faults())
+    told, *_ = replace(PAGE, text=PAGE.text.replace("better", "worse")).faults()
+    assert told.startswith("a page: not on the page: H2O solves")
+    for text in (
+        "It takes 29 ms.",
+        "It is 1.5 of it.",
+        "7 of 9 agree",
+        "(3 to 5)",
+        "It is faster.",
+    ):
+        (told,) = replace(PAGE, text=f"{PAGE.text}\n\n{text}").faults()
+        assert "has no row" in told
+    for text in (
+        "`h2o@recent=16`",
+        "300 programs of 45 to 65 steps",
+        "[a](b.md#7-ms)",
+        "<!-- 5 % -->",
+    ):
+        assert not list(replace(PAGE, text=f"{PAGE.text}\n\n{text}").faults())
+    table = "\n\n| a | 4 |\n|--|--|\n| 5 | `6` |\n"
+    (told,) = replace(PAGE, text=PAGE.text + table).faults()
+    assert "[5]" in told
+    (told,) = replace(
+        PAGE, text=f"{PAGE.text} It takes 29 ms at 30 %.", settings=["at 30 %"]
+    ).faults()
+    assert "[29 ms]" in told
+
+
+def test_a_stored_figure_that_changes_is_noticed_and_written(monkeypatch):
+    found = read_stored(stored.RESULTS / "baselines")
+    hurt = [x for x in found.rows if (x.method, x.budget, x.solved) == ("h2o", 277, True)][:46]
+    rows = [replace(x, solved=False) if x in hurt else x for x in found.rows]
+    (other,) = summarise(replace(found, rows=rows))
+    monkeypatch.setattr(stored, "stored_summary", lambda name, task: other)
+    row = replace(ROW)
+    page = replace(PAGE, rows=[row])
+    assert sum("must be" in each for each in page.faults()) == 1
+    assert not list(page.mended().faults()) and "«35.0 (" in page.mended().rows[0].words
