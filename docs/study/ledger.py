@@ -41,11 +41,12 @@ from kvlab.fast.lab.sweep.summary import (
     TaskSummary,
     main_measure,
 )
-from study import stored
+from study import speeds, stored
 
 DOCS, ROWS = Path(__file__).parents[1], Path(__file__).parent / "ledger"
 FILES = sorted(each.relative_to(ROWS) for each in ROWS.rglob("*.toml"))
-PAGES = [str(each.with_suffix("")) for each in FILES if each.stem != "settings"]
+METHODS = [each.relative_to(DOCS) for each in (DOCS / "methods").glob("*.md")]
+PAGES = sorted({str(x.with_suffix("")) for x in (*FILES, *METHODS) if x.stem != "settings"})
 MEASURES = {each.name: each for each in (SOLVED, ACCEPTED, LOSS, *ALONG)}
 
 COUNTS = (
@@ -216,7 +217,7 @@ def of_file(name: str, *path: str | int | Mapping[str, Any]) -> Any:
 
 OWN = ("point", "share", "nats", "gains", "versus")
 """Of a source: what expressions may call."""
-FUNCTIONS = {f.__name__: f for f in (better, only, span, of_file, scaled)}
+FUNCTIONS = {f.__name__: f for f in (better, only, span, of_file, scaled)} | speeds.FUNCTIONS
 
 
 @dataclass(frozen=True)

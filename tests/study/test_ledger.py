@@ -16,7 +16,12 @@ ROW = Row(SOME, ['share("h2o")', 'gains("h2o")'], "baselines", "277")
 PAGE = Page("a page", re.sub("[«»]", "", SOME).replace(" and", "\nand"), [ROW], [])
 
 
-@pytest.mark.parametrize("name", PAGES)
+SLOW = {"plan": pytest.mark.slow}
+"""Pages whose figures are planned anew, over tens of thousands of tokens."""
+NAMES = [pytest.param(name, marks=SLOW.get(name, ())) for name in PAGES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_what_is_stored(name):
     assert not list(read(name).faults())
 
@@ -29,7 +34,7 @@ def another(text):
     return "better" if "not" in text or "worse" in text else "not significant"
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", NAMES)
 def test_any_other_figure_and_verdict_is_refused(name):
     for row in read(name).rows:
         for text, item in zip(row.texts, row.items(), strict=True):

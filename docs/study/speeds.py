@@ -1,0 +1,162 @@
+"""What pages say about times and bytes, from stored benchmarks and from the cost model."""
+
+import statistics
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from kvlab.fast.lab.planning import pays_from
+from kvlab.reference import methods
+from kvlab.reference.simulator.cost import Plan, Runtime
+from kvlab.reference.simulator.sizes import HARDWARE, LAUNCHES, SHAPES
+from study.benchmarks import seconds_of_bytes
+from study.planner_figures import PaperFigure, all_figures, desirekv_plan
+from study.stored import stored_file
+
+GIB = 2**30
+
+
+def decoded(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> dict[str, Any]:
+    """Return the row of a whole model on the H200; of presses, that beside kvpress.
+
+    Raises:
+        ValueError: if not one row is meant.
+    """
+    stored = stored_file("benchmarks/end-to-end-gpu")
+    part = "one_text" if texts == 1 else "equal_memory"
+    stored = stored["beside_kvpress"] if method.startswith("kvpress") else stored
+    asked = {"method": method, "prompt": prompt, "batch": texts, "graphed": graphed}
+    (found,) = (row for row in stored[part] if asked.items() <= row.items())
+    return found
+
+
+def token_ms(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> float:
+    """Return the milliseconds of a token, the median of the rounds."""
+    return statistics.median(decoded(method, prompt, texts, graphed)["ms_per_token"])
+
+
+def least_ms(method: str, prompt: int, texts: int = 1) -> float:
+    """Return the milliseconds in which weights and cache can be read at the rate of copying."""
+    return 1e3 * seconds_of_bytes(decoded(method, prompt, texts)["cache_bytes"])
+
+
+def peak_gib(method: str, texts: int, graphed: bool = True) -> float:
+    """Return the peak beside the weights, with prompts of 4,096 tokens read at once."""
+    return decoded(method, 4096, texts, graphed)["peak_bytes"] / GIB
+
+
+def timed(kernel: str, texts: int = 1) -> dict[str, Any]:
+    """Return the row of a kernel.
+
+    Raises:
+        ValueError: if not one row is meant.
+    """
+    rows, asked = stored_file("benchmarks/kernels-gpu")["results"], {"kernel": kernel}
+    asked |= {"batch": texts}
+    (found,) = (row for row in rows if asked.items() <= row.items())
+    return found
+
+
+def kernel_us(kernel: str, texts: int = 1) -> float:
+    """Return the microseconds of a kernel."""
+    return 1e6 * timed(kernel, texts)["seconds"]
+
+
+def of_copying(kernel: str, texts: int = 1, own: int = 0) -> float:
+    """Return the percentage of copying at which the bytes move that must.
+
+    Args:
+        kernel: as the results name it.
+        texts: 1 or 8.
+        own: bytes of an entry and KV head that the kernel writes for itself and reads again.
+    """
+    stored, row = stored_file("benchmarks/kernels-gpu"), timed(kernel, texts)
+    must = row["bytes"] - own * texts * stored["shape"]["kv_heads"] * row["entries"]
+    return 100 * must / row["seconds"] / stored["copy_bytes_per_second"]
+
+
+def copied_us(kernel: str) -> float:
+    """Return the microseconds in which a plain copy moves a kernel's bytes."""
+    rate = stored_file("benchmarks/kernels-gpu")["copy_bytes_per_second"]
+    return 1e6 * timed(kernel)["bytes"] / rate
+
+
+def served(length: int, share: float, method: str, what: str = "tokens_per_second") -> float:
+    """Return a figure of vLLM on a CPU, with a share of the memory that all requests need."""
+    rows = stored_file("benchmarks/vllm-cpu")["pools"][str(length)]
+    asked = {"share": share, "method": method}
+    (found,) = (row for row in rows if asked.items() <= row.items())
+    return found[what]
+
+
+def fewer(method: str, other: str, length: int) -> list[float]:
+    """Return how many percent fewer tokens per second vLLM writes than under another method."""
+    return [
+        100 - 100 * served(length, x, method) / served(length, x, other) for x in (1, 0.5, 0.25)
+    ]
+
+
+def of_limit(method: str) -> float:
+    """Return the percentage of the speed of a full cache with as few entries, on SmolLM2."""
+    rows = stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]
+    speed = {row["name"]: row["median"] for row in rows}
+    return 100 * speed[f"kvlab {method}"] / speed["transformers full cache of 512"]
+
+
+@cache
+def planned(
+    spec: str, prompt: int, length: int, batch: int, budget: int, gpu: str = "h200", host: float = 0
+) -> Plan:
+    """Return the plan of a model of 8B shape, as ``kvlab plan`` makes it; host in microseconds."""
+    held = _alone(spec, prompt, length, budget).with_batch(batch)
+    plan = replace(held, hardware=HARDWARE[gpu], runtime=Runtime(host=host / 1e6))
+    vars(plan).update(layers=held.layers, held=held.held)  # what takes the time
+    return plan
+
+
+@cache
+def _alone(spec: str, prompt: int, length: int, budget: int) -> Plan:
+    policy = methods.get(spec, budget if methods.takes_budget(spec) else None)
+    return Plan(SHAPES["llama-3.1-8b"], HARDWARE["h200"], policy, prompt, length)
+
+
+def planned_ms(spec: str, prompt: int, budget: int, batch: int = 1) -> float:
+    """Return the milliseconds of a token while 64 are written."""
+    return 1e3 * planned(spec, prompt, 64, batch, budget).decode_seconds / 64
+
+
+def pays(spec: str, length: int, batch: int, gpu: str = "h200", host: float = 0) -> int | None:
+    """Return from how many tokens on a method with a quarter of the entries saves time."""
+    quarter = -(-(512 + length) // 4)
+    plans = (planned(each, 512, length, batch, quarter, gpu, host) for each in (spec, "full"))
+    return pays_from(*plans)
+
+
+def over_planned(method: str, prompt: int, texts: int = 1) -> float:
+    """Return how many times as long as planned a token took, with a quarter of the entries."""
+    return token_ms(method, prompt, texts) / planned_ms(method, prompt, prompt // 4, texts)
+
+
+def printed(what: str) -> tuple[float, float]:
+    """Return what a paper prints of memory or time, and what the cost model says."""
+    (found,) = (each for each in _printed() if each.what == what)
+    return found.printed, found.modelled
+
+
+@cache
+def _printed() -> list[PaperFigure]:
+    return [*all_figures()]
+
+
+def fits(spec: str) -> int:
+    """Return how many sequences of DesireKV's comparison fit into 96 GB."""
+    return replace(desirekv_plan(spec), runtime=Runtime(memory_share=1.0)).largest_batch
+
+
+FUNCTIONS = {
+    **{each.__name__: each for each in (token_ms, least_ms, peak_gib, timed, kernel_us)},
+    **{each.__name__: each for each in (of_copying, copied_us, served, fewer, of_limit)},
+    **{each.__name__: each for each in (planned, planned_ms, pays, over_planned, printed, fits)},
+    **{"LAUNCHES": LAUNCHES, "SHAPES": SHAPES, "HARDWARE": HARDWARE, "Runtime": Runtime},
+}
+"""What expressions of the ledger may call besides its own."""
