@@ -5,7 +5,7 @@ more. Here a page is a run of consecutive positions, p·page to (p + 1)·page �
 method are applied as before; then the answers are joined over the page, or over the heads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -16,7 +16,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.checks import check_protected
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Around, Budget, Edges, Protect
+from kvlab.reference.policy import Around, Budget, Edges, Policy, Protect, Score
 from kvlab.reference.selection import rank
 
 PageScore = Literal["mean", "max"]
@@ -27,17 +27,12 @@ KVHeads = Literal["head", "layer", "union", "model"]
 class OneForAllHeads(Around):
     """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
 
-    join: Literal["layer", "union", "model"]
+    join: Literal["layer", "union"]
     """``layer``: the mean of the heads' scores. ``union``: the best rank that any head gives the
     entry, 0 for the best entry of a head, then -1, -2, ...: the heads' best entries are kept in
-    turns until the room is full. ``model``: as ``layer``, and then the mean over the layers, which
-    `kvlab.reference.step.apply_together` takes."""
+    turns until the room is full."""
 
     joins_kv_heads = True
-
-    @property
-    def joins_layers(self) -> bool:
-        return self.join == "model"
 
     @property
     def ordinal(self) -> bool:
@@ -55,6 +50,19 @@ class OneForAllHeads(Around):
         else:
             joined = scores.mean(axis=0)
         return np.tile(joined, (len(scores), 1))
+
+
+@dataclass(frozen=True)
+class OneForAllLayers(Around):
+    """The same entries in all layers, by the mean of their scores.
+
+    `kvlab.reference.step.apply_together` takes the mean.
+    """
+
+    joins_layers = True
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        return self.inner.score(state, seen, candidates, room)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,9 @@ class WholePages(Protect):
     def with_edges(self, edges: Edges) -> "WholePages":
         return WholePages(self.inner.with_edges(edges), self.page)
 
+    def replaced(self, choice: Protect) -> "WholePages":
+        return WholePages(self.inner.replaced(choice), self.page)
+
     def count(self, prompt: int) -> int:
         """Return the entries of as many pages as the protected entries can touch.
 
@@ -135,3 +146,12 @@ class Pages(Budget):
                 f"budget = {self.budget} must be at least {least}: two pages of {self.page}, and "
                 f"room for the {protected} entries of the pages that hold a protected entry"
             )
+
+
+def with_score(policy: Policy, score: Score) -> Policy:
+    """Replace the score of a policy: pages and layers that decided together still do."""
+    if isinstance(policy.budget, Pages):
+        score = OfPages(score, policy.budget.page, "mean")
+    if policy.score.joins_layers and not score.joins_layers:
+        score = OneForAllLayers(score)
+    return replace(policy, score=score)

@@ -19,9 +19,11 @@ from kvlab.reference.granularity import (
     KVHeads,
     OfPages,
     OneForAllHeads,
+    OneForAllLayers,
     Pages,
     PageScore,
     WholePages,
+    with_score,
 )
 from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy, Score
 from kvlab.reference.precisions import precisions
@@ -160,13 +162,17 @@ class CommonOptions(Wrapper):
     def policy(self, budget: int | None) -> Policy:
         policy = self.base.policy(budget)
         if self.protected != "own":
-            policy = replace(policy, protect=protection(self.protected, policy.budget))
+            edges = protection(self.protected, policy.budget)
+            policy = replace(policy, protect=policy.protect.replaced(edges))
         edges = Edges(self.sinks, self.recent, self.pin_prompt)
         policy = replace(policy, protect=policy.protect.with_edges(edges))
         if self.kv_heads != "head":
+            join = "union" if self.kv_heads == "union" else "layer"
+            score: Score = OneForAllHeads(policy.score, join)
             if self.kv_heads == "model":
                 self._check_all_layers(policy)
-            policy = replace(policy, score=OneForAllHeads(policy.score, self.kv_heads))
+                score = OneForAllLayers(score)
+            policy = with_score(policy, score)
         if self.page != 1:
             policy = self._in_pages(policy)
         if self.precision == "full":

@@ -114,6 +114,13 @@ class Protect(ABC):
         """Return a protection under which the edges of the text are protected, too."""
         return ProtectedByEither(self, edges)
 
+    def replaced(self, choice: "Protect") -> "Protect":
+        """Return the protection with another choice of entries in place of its own.
+
+        What other parts rely on, such as that whole pages are protected, stays around the choice.
+        """
+        return choice
+
 
 Stored = tuple[LayerCache, Int[Array, "G stays"]]
 """A cache at lower precision, and the indices of the entries that are kept."""
@@ -335,6 +342,9 @@ class ProtectedByEither(Protect):
     def count(self, prompt: int) -> int:
         return max(self.one.count(prompt), self.other.count(prompt))
 
+    def replaced(self, choice: Protect) -> Protect:
+        return self.one.replaced(choice)
+
 
 @dataclass(frozen=True)
 class Unlimited(Budget):
@@ -383,6 +393,11 @@ class Policy:
     """Rotate keys and queries to their index inside the cache, as StreamingLLM's code does."""
 
     def __post_init__(self) -> None:
+        if self.evict_before_attend and self.score.joins_layers:
+            raise ValueError(
+                f"evict_before_attend = True must be False for {self.name}: a layer cannot wait "
+                "for a decision that all layers take together"
+            )
         self.check(prompt=0)
 
     @property

@@ -33,6 +33,15 @@ class OneForAllHeads(Around[reference.OneForAllHeads]):
         return places.amax(dim=1, keepdim=True).to(scores.dtype)
 
 
+@twin_of(reference.OneForAllLayers)
+@dataclass(frozen=True)
+class OneForAllLayers(Around[reference.OneForAllLayers]):
+    """The same entries in all layers, by the mean of their scores."""
+
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        return self.inner.score(state, seen, candidates, room)
+
+
 @twin_of(reference.OfPages)
 @dataclass(frozen=True)
 class OfPages(Around[reference.OfPages]):

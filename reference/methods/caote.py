@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_kernel
+from kvlab.reference.granularity import with_score
 from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -107,7 +108,7 @@ class EvictionError(Around):
 
     @property
     def ordinal(self) -> bool:
-        return self.options.several != "independent"
+        return self.inner.ordinal or self.options.several != "independent"
 
     @property
     def joins_kv_heads(self) -> bool:
@@ -260,13 +261,13 @@ class Caote(Wrapper):
                 f"CAOTE needs retention scores in proportion to what is read; those of {base.name} "
                 "are ranks"
             )
+        inherits = self.protect == "inherit"
         return replace(
-            base,
+            with_score(base, EvictionError(base.score, self)),
             name=f"{self.name}:{base.name}",
-            score=EvictionError(base.score, self),
             schedule=EveryBlock(self.every),
-            protect=base.protect if self.protect == "inherit" else Nobody(),
-            evict_before_attend=self.evict_before_attend,
+            protect=base.protect if inherits else base.protect.replaced(Nobody()),
+            evict_before_attend=self.evict_before_attend or base.evict_before_attend,
         )
 
 

@@ -19,7 +19,7 @@ from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Entries, Policy, Precision, Protect, Stored
+from kvlab.reference.policy import Edges, Entries, Policy, Precision, Protect, Stored
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 from kvlab.reference.stored_vectors import TokenGroups
 
@@ -35,6 +35,12 @@ class AlsoDemoted(Protect):
 
     def count(self, prompt: int) -> int:
         return self.protect.count(prompt)
+
+    def with_edges(self, edges: Edges) -> "AlsoDemoted":
+        return AlsoDemoted(self.protect.with_edges(edges))
+
+    def replaced(self, choice: Protect) -> "AlsoDemoted":
+        return AlsoDemoted(self.protect.replaced(choice))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
-from kvlab.reference.granularity import OneForAllHeads
+from kvlab.reference.granularity import OneForAllHeads, with_score
 from kvlab.reference.method import Example, Method, Wrapper, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Observation
@@ -91,7 +91,7 @@ class _MatchedControl(_Drawing, Wrapper):
         base, score = self.base.policy(budget), Draw(self.draw, self.seed)
         if base.score.joins_kv_heads:
             score = OneForAllHeads(score, "layer")
-        return replace(base, name=f"{self.name}:{base.name}", score=score)
+        return replace(with_score(base, score), name=f"{self.name}:{base.name}")
 
 
 @dataclass(frozen=True)
