@@ -41,6 +41,7 @@ from kvlab.reference.policy import EveryBlock as EveryBlock
 from kvlab.reference.policy import EveryDecode as EveryDecode
 from kvlab.reference.policy import EveryGenerated as EveryGenerated
 from kvlab.reference.policy import EveryGeneratedBeyond as EveryGeneratedBeyond
+from kvlab.reference.policy import EveryMultipleBeyond as EveryMultipleBeyond
 from kvlab.reference.policy import EverySeenBeyond as EverySeenBeyond
 from kvlab.reference.policy import Full as Full
 from kvlab.reference.policy import Never as Never

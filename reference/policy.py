@@ -265,6 +265,24 @@ class EveryGeneratedBeyond(EverySeenBeyond):
 
 
 @dataclass(frozen=True)
+class EveryMultipleBeyond(EveryGeneratedBeyond):
+    """Whenever a token is generated, more than ``start`` entries are there, and ``every`` divides
+    their number; ``start`` stay. Where it divides ``start``, this is `EveryGeneratedBeyond`.
+    """
+
+    words = (
+        "whenever a token is generated and a multiple of {every} entries, more than {start}, are "
+        "there"
+    )
+
+    def due(self, clock: Clock) -> bool:
+        first = (max(self.start, clock.prompt) // self.every + 1) * self.every
+        period = self.every - self.start % self.every
+        before = clock.seen - clock.block
+        return not clock.prefilling and crosses(before, clock.seen, period, first - period)
+
+
+@dataclass(frozen=True)
 class EveryGenerated(Schedule):
     """At P + R, 2P + R, … generated tokens, for P = ``interval`` and R = ``selector``."""
 

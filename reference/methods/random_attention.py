@@ -15,7 +15,18 @@ from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.random import Draw
 from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Around, Edges, Entries, EveryGeneratedBeyond, Policy
+from kvlab.reference.policy import (
+    Around,
+    Edges,
+    Entries,
+    EveryGeneratedBeyond,
+    EveryMultipleBeyond,
+    Policy,
+)
+
+Counted = Literal["beyond", "all"]
+SCHEDULES = {"beyond": EveryGeneratedBeyond, "all": EveryMultipleBeyond}
+"""When to evict, by which entries are counted."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,10 @@ class RandomAttention(Method):
     """A prompt of more than B - r - 1 tokens is ``cut`` to these, or refused (``whole``)."""
     newest: Literal["inside", "beside"] = "inside"
     """Whether the budget holds the newest entries, or as many more are kept."""
+    counted: Counted = "beyond"
+    """Entries that are counted from one eviction to the next: those ``beyond`` the budget, until
+    they are r; ``all``, until they are a multiple of r, as in the authors' cache. Their program
+    refuses budgets that are no multiple of r, and for the others both are the same."""
     seed: int = 0
     """Seed of the draw; layers, heads, entries and decisions draw independently."""
 
@@ -62,7 +77,7 @@ class RandomAttention(Method):
         return Policy(
             self.name,
             PromptFirst(Draw("each", self.seed)),
-            EveryGeneratedBeyond(self.recent, start=kept),
+            SCHEDULES[self.counted](self.recent, start=kept),
             Edges(recent=self.recent, prompt=self.prompt == "whole"),
             Entries(kept),  # [Random-Attention 2]
         )

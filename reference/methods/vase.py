@@ -20,9 +20,10 @@ from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_share, check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.random import BITS, Draw, draws
+from kvlab.reference.methods.random_attention import SCHEDULES, Counted
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Observation
-from kvlab.reference.policy import Edges, Entries, EveryGeneratedBeyond, Policy, Score
+from kvlab.reference.policy import Edges, Entries, Policy, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
 
@@ -117,6 +118,10 @@ class VaSE(Method):
     """First tokens of the text, which count as the largest."""
     rated_by: Literal["attention", "norms"] = "attention"
     """What the sample is weighted with: attention, or (variant DKV) norms, without a sample."""
+    counted: Counted = "beyond"
+    """Entries that are counted from one eviction to the next: those ``beyond`` the budget, until
+    they are r; ``all``, until they are a multiple of r, as in the authors' cache. Their program
+    refuses budgets that are no multiple of r, and for the others both are the same."""
     seed: int = 0
     """Seed of the draw; layers, heads, entries and decisions draw independently."""
 
@@ -148,7 +153,7 @@ class VaSE(Method):
         return Policy(
             self.name,
             score if self.rated_by == "attention" else ProjectedNorms(draw, self.first),
-            EveryGeneratedBeyond(self.recent, start=budget),
+            SCHEDULES[self.counted](self.recent, start=budget),
             Edges(recent=self.recent),
             Entries(budget),
         )

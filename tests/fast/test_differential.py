@@ -64,6 +64,8 @@ SPECS = (
     "ahakv@recent=3,gain_factor=2",
     "vase@recent=3,first=1,size=length",
     "vase@recent=3,first=1,size=variance",
+    "vase@recent=5,first=1,counted=all",
+    "random_attention@recent=5,counted=all",
     HYBRID,
 )
 SHORT = (

@@ -5,6 +5,8 @@ import pytest
 from build import run, stream
 
 from kvlab.reference import methods
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import EveryGeneratedBeyond, EveryMultipleBeyond
 
 DESIREKV = "desirekv@selector=2,group=4,protection=none"
 TRI = "triattention@every=4,layers=apart"
@@ -33,6 +35,12 @@ TRI = "triattention@every=4,layers=apart"
         ("random_attention@recent=2", 7, 3, None, 13, {9: 7, 11: 7, 13: 7}),
         ("random_attention@recent=2", 6, 9, None, 13, {10: 6, 12: 6}),
         ("random_attention@recent=2,newest=beside", 6, 3, None, 13, {10: 8, 12: 8}),
+        # 8 of a multiple of 4 are there, of which 6 stay; the prompt of 9 is cut at 12
+        ("random_attention@recent=4,counted=all", 6, 3, None, 13, {8: 6, 10: 6, 12: 6}),
+        ("random_attention@recent=4,counted=all", 6, 9, None, 17, {12: 6, 14: 6, 16: 6}),
+        ("random_attention@recent=4", 6, 3, None, 15, {10: 6, 14: 6}),
+        ("vase@recent=4,counted=all", 6, 3, None, 13, {8: 6, 10: 6, 12: 6}),
+        ("vase@recent=4", 6, 3, None, 15, {10: 6, 14: 6}),
         *((TRI, 6, prompt, 5, 18, {10: 6, 14: 6, 18: 6}) for prompt in (3, 8)),
         (TRI, 6, 12, 5, 18, {13: 6, 17: 6}),
         ("expected_attention@every=3,ahead=3,sinks=1", 6, 7, 4, 14, {7: 6, 10: 6, 13: 6}),
@@ -47,6 +55,46 @@ def test_entries_after_every_step(spec, budget, prompt, block, tokens, left):
         entries = left.get(seen, entries + result.seen.clock.block)
         assert len(result.cache) == entries
         assert (result.keep is not None) == (seen in left)
+
+
+def evictions(schedule, prompt: int, tokens: int) -> list[int]:
+    """Return the tokens seen whenever a schedule is due, and its prompt is read at once."""
+    clocks = [
+        Clock(prompt, prompt, prompt),
+        *(Clock(t, 1, prompt) for t in range(prompt + 1, tokens)),
+    ]
+    return [clock.seen for clock in clocks if schedule.due(clock)]
+
+
+@pytest.mark.parametrize("name", ["random_attention", "vase"])
+def test_the_authors_cache_counts_all_entries(name):
+    """176 = 11·16 is the first multiple above 167, 9 above it: so 9 more tokens fill it again."""
+    ours, theirs = (methods.get(f"{name}@recent=16{each}", 167) for each in ("", ",counted=all"))
+    assert evictions(ours.schedule, 32, 232) == [183, 199, 215, 231]
+    assert evictions(theirs.schedule, 32, 204) == [176, 185, 194, 203]
+    assert evictions(theirs.schedule, 180, 212) == [192, 201, 210]
+
+
+def cache_of_the_authors(budget: int, every: int, prompt: int, tokens: int) -> list[int]:
+    """Count entries as the authors' cache does, and return when it evicts."""
+    entries, found = prompt, []
+    for seen in range(prompt + 1, tokens):
+        entries += 1
+        if entries > budget and entries % every == 0:
+            entries = budget
+            found.append(seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("budget", "every"), [(167, 16), (160, 16), (7, 5), (8, 1), (9, 8), (31, 16)]
+)
+@pytest.mark.parametrize("prompt", [0, 1, 6, 9, 12, 160, 167, 176, 190])
+def test_the_timetable_is_that_of_the_authors_cache(budget, every, prompt):
+    expected = cache_of_the_authors(budget, every, prompt, 400)
+    assert evictions(EveryMultipleBeyond(every, budget), prompt, 400) == expected
+    beyond = evictions(EveryGeneratedBeyond(every, budget), prompt, 400)
+    assert (beyond == expected) == (budget % every == 0)
 
 
 EVERY = ("h2o@", "tova@", "caote:tova@", "random@", "knorm@", "value_norm@", "streaming_llm@")
