@@ -8,7 +8,7 @@ first, until an entry is evicted in place; `LayerCache.ordered` says whether the
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -125,6 +125,8 @@ class LayerMemory:
 class State:
     """What a score remembers in one layer: columns of the entries, and of the token stream."""
 
+    ALIKE: ClassVar = ()
+
     entries: Columns
     """Per-entry columns ``[N, G, n]``: they grow and are compacted with the cache."""
     stream: dict[str, Any] = field(default_factory=dict)
@@ -133,6 +135,10 @@ class State:
 
 class LayerCache:
     """Entries of one layer, or of several: layer l's sequence r is row l·N + r of the batch."""
+
+    ALIKE = ("quantises", "layers", "ordered", "_partners", "dtype", "triton")
+    """Attributes that are the same for all rows, or that are made anew once rows have moved; here
+    and in every class with ``map_rows``, which moves all others."""
 
     def __init__(
         self, remembered: Mapping[str, Column], quantises: bool = False, wide: bool = False

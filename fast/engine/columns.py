@@ -28,6 +28,11 @@ class Columns:
     operation for all of them.
     """
 
+    ALIKE = (
+        *("state", "wide", "places", "count", "capacity", "filled"),
+        *("_first_slots", "_views"),
+    )
+
     def __init__(self, state: Mapping[str, Column] | None = None, wide: bool = False) -> None:
         """Make columns without rows; ``wide``: remembered numbers take 64 bits, not 32."""
         self.state = dict(state or {})

@@ -104,6 +104,8 @@ class Step:
 class Group:
     """One layer, or several that share a cache."""
 
+    ALIKE = ("policy", "step", "waiting", "prompt")
+
     def __init__(self, policy: Policy, cache: LayerCache) -> None:
         self.policy, self.cache = policy, cache
         self.step: Step | None = None
@@ -134,6 +136,8 @@ class Group:
 
 class Layers:
     """The layers of a model that a policy compresses, in groups."""
+
+    ALIKE = ("policy", "count", "watch", "shared", "aging", "_asks_again")
 
     def __init__(self, policy: Policy, count: int, watch: Watch | None = None) -> None:
         self.policy, self.count, self.watch = policy, count, watch

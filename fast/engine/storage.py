@@ -53,6 +53,8 @@ class Storage:
     ``scale`` divides a vector before a code stores it and multiplies it after it is read.
     """
 
+    ALIKE = ("count", "changes")
+
     def __init__(self, like: Float[Tensor, "N G m d"]) -> None:
         self.tables = [VectorTable(range(0), like[:, :, :0], counts=(0,) * len(like))]
         """The first holds what is at full precision."""

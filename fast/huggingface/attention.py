@@ -43,6 +43,8 @@ class UnsupportedModelError(ValueError):
 class CompressedLayer(CacheLayerMixin):
     """One attention layer whose entries a policy chooses."""
 
+    ALIKE = ("owner", "number", "place", "waiting", "block", "is_initialized")
+
     is_sliding = False
 
     def __init__(self, owner: Any, number: int, place: int) -> None:

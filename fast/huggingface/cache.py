@@ -40,6 +40,11 @@ class CacheMemory:
 class CompressedCache(Cache):
     """The cache that `compress` gives: pass it to the model as ``past_key_values``."""
 
+    ALIKE = (
+        *("attachment", "used"),
+        *("layer_class_to_replicate", "offloading", "_is_user_defined"),  # of transformers
+    )
+
     def __init__(
         self,
         attachment: Attachment,
@@ -225,9 +230,9 @@ class CompressedCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only some sequences."""
+        rows = torch.arange(len(self.clocks), device=indices.device)[indices]
         for change in self._of_others("batch_select_indices"):
             change(indices)
-        rows = torch.arange(len(self.clocks), device=indices.device)[indices]
         self._map_rows(lambda x: x.index_select(0, rows.to(x.device)), rows.tolist())
 
     # --- what cannot work ---

@@ -41,6 +41,8 @@ class State(Enum):
 class Text:
     """What a cache holds of one text: how far it is, and the entries that the policy keeps."""
 
+    ALIKE = ("state", "policy", "block", "read_with", "model_counts_positions", "borrower")
+
     def __init__(self, policy: Policy, clock: "StreamClock", layers: Layers) -> None:
         self.state = State.READY
         self.policy, self.clock, self.layers = policy, clock, layers
@@ -50,8 +52,10 @@ class Text:
         """`writes_to` the model when it read the first tokens."""
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
-        self.image_offsets: Any = None
-        """What the model adds to positions after the images of this text."""
+        self.image_offsets: Int[Tensor, "rows 1"] | None = None
+        """What the model adds to positions after the images of every row, or of rows like it."""
+        self.borrower: Any = None
+        """What holds the offsets in place of this text: the model, while it is lent the text."""
 
     @classmethod
     def empty(cls, policy: Policy, count: int, watch: Watch | None) -> "Text":
@@ -64,6 +68,8 @@ class Text:
         other = copy(self)
         other.state = State.READY
         other.clock, other.layers = self.clock.copied(), self.layers.copied()
+        if self.borrower is not None:
+            other.image_offsets, other.borrower = self.borrower.rope_deltas, None
         return other
 
     @contextmanager
@@ -86,11 +92,11 @@ class Text:
         if self.state is not State.READY or not hasattr(base, "rope_deltas"):
             yield
             return
-        base.rope_deltas = self.image_offsets
+        base.rope_deltas, self.borrower = self.image_offsets, base
         try:
             yield
         finally:
-            self.image_offsets = base.rope_deltas
+            self.image_offsets, self.borrower = base.rope_deltas, None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -141,8 +147,16 @@ class Text:
 
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
+        rows = len(self.clock.rows)
         self.layers.map_rows(change, order)
         self.clock.map_rows(change, order)
+        self.block = None
+        holder, name = self, "image_offsets"
+        if self.borrower is not None:
+            holder, name = self.borrower, "rope_deltas"
+        if (offsets := getattr(holder, name)) is not None:
+            offsets = offsets.repeat_interleave(rows // len(offsets), dim=0)
+            setattr(holder, name, change(offsets))
 
 
 class OneThread:
@@ -165,6 +179,8 @@ class OneThread:
 class StreamClock:
     """Counts the tokens of every sequence, and gives each block its `BatchClock`."""
 
+    ALIKE = ("records_confidence", "columns", "longest", "adapters", "noted")
+
     def __init__(self, records_confidence: bool) -> None:
         self.records_confidence = records_confidence
         self.columns = 0
@@ -179,7 +195,6 @@ class StreamClock:
         self._prompt: Tensor | None = None
         self._confidence = torch.empty((0, 0), dtype=torch.float32, device="cpu")
         self._next_confidence: Tensor | None = None
-        self._wrote_next: Bool[Tensor, " N"] | bool = False
         self.adapters: tuple[tuple[str, ...], ...] = ()
         """Adapters of PEFT with which the calls read the text, every choice of them once."""
         self.first_evictions: tuple[int | None, ...] = ()
@@ -242,6 +257,7 @@ class StreamClock:
         width = self.longest + AHEAD if self.records_confidence else 0
         self._confidence = torch.full((N, width), torch.nan, dtype=torch.float32, device=device)
 
+    @torch.inference_mode()
     def note_call(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None, given: bool) -> None:
         """Take in what the model is called with, all blocks together.
 
@@ -249,11 +265,14 @@ class StreamClock:
         Where nothing is known of a single token, ``given`` says which of the two it is.
         """
         if self.written is not None and inputs.dim() == 2:
-            self._wrote_next = inputs[:, 0] == self.written
+            first = 0 if real is None else real.int().argmax(dim=1)
+            wrote = inputs[torch.arange(len(inputs)), first] == self.written
         else:
-            self._wrote_next = not given and inputs.shape[1] == 1
+            wrote = not given and inputs.shape[1] == 1
         self.written = None
         self._record_text(inputs, real)
+        if self.records_confidence:
+            self._record_confidence(wrote, inputs.shape[1])
 
     def advance(self, real: Bool[Tensor, "N m"] | None, m: int) -> BatchClock:
         """Count a block, and return its clock; ``real`` marks the tokens that are not padding."""
@@ -262,8 +281,6 @@ class StreamClock:
         positions = self.following(real, m)
         self._last = torch.maximum(self._last, positions[:, -1:])
         self.rows = self.rows_after(counts)
-        if self.records_confidence:
-            self._record_confidence(positions)
         return BatchClock(self.rows, positions, self._prompt)
 
     def rows_after(self, counts: Sequence[int]) -> tuple[Clock, ...]:
@@ -319,7 +336,6 @@ class StreamClock:
         other._confidence, other.noted = self._confidence.clone(), dict(self.noted)
         return other
 
-    @torch.inference_mode()
     def _record_text(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None) -> None:
         (N, m), first = inputs.shape[:2], self.columns
         if self._text is None:
@@ -333,21 +349,21 @@ class StreamClock:
         if real is not None:
             new.masked_fill_(~real, PADDING)
 
-    def _record_confidence(self, positions: Int[Tensor, "N m"]) -> None:
-        longest, width = max(row.seen for row in self.rows), self._confidence.shape[1]
+    def _record_confidence(self, wrote: Bool[Tensor, " N"] | bool, m: int) -> None:
+        """Give every row's next token its confidence, if the model ``wrote`` it."""
+        longest, width = max(row.seen for row in self.rows) + m, self._confidence.shape[1]
         if longest > width:
             more = self._confidence.new_full(
                 (len(self.rows), max(width, longest - width)), torch.nan
             )
             self._confidence = torch.cat([self._confidence, more], dim=1)
-        wrote, self._wrote_next = self._wrote_next, False
-        confidence, first = self._next_confidence, positions[:, :1].long()
+        confidence = self._next_confidence
         if wrote is False or confidence is None:
             return
         if wrote is not True:
-            known = wrote.to(first.device) & (first[:, 0] >= 0)
-            confidence, first = confidence.masked_fill(~known, torch.nan), first.clamp(min=0)
-        self._confidence.scatter_(1, first, confidence[:, None])
+            confidence = confidence.masked_fill(~wrote.to(confidence.device), torch.nan)
+        assert self._last is not None
+        self._confidence.scatter_(1, self._last.long() + 1, confidence[:, None])
 
 
 def fingerprints(embeddings: Float[Tensor, "N t D"]) -> Int[Tensor, "N t"]:

@@ -7,7 +7,7 @@ depend on the precision in which it was computed.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Shaped, UInt8
@@ -26,6 +26,8 @@ Scale = Float[Tensor, "N #G 1 1"]
 @dataclass(frozen=True)
 class Coded:
     """Vectors of ``length`` elements in a code."""
+
+    ALIKE: ClassVar = ("code", "length")
 
     code: Any
     """A `kvlab.fast.engine.storage.Code`, or `kvlab.fast.kernels.quantise.Groups`."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -24,6 +24,8 @@ TABLE_SHIFT = 27
 @dataclass(frozen=True)
 class VectorTable:
     """Vectors of one precision, and the slots of the entries that they belong to."""
+
+    ALIKE: ClassVar = ("by_channel",)
 
     slots: Int[Tensor, "N G rows"] | range
     """A range where every head's rows are of the same slots in turn; −1 for rows of no entry."""

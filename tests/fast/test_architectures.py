@@ -185,6 +185,39 @@ def test_texts_with_images_of_two_sizes_go_on_apart():
         close(model(step, past_key_values=cache).logits, alone)
 
 
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda cache: cache.batch_select_indices(torch.tensor([1, 0])), [1, 0]),
+        (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+    ],
+)
+def test_the_offset_of_an_image_moves_with_its_row(change, rows):
+    """Of 2 x 4 and of 1 x 8 patches: as many tokens, and other positions after them."""
+    model, step = qwen_with_vision(), torch.tensor([[7, 8]])
+    ids = prompts([20, 20])["input_ids"] % 80 + 3
+    ids[:, 4:13] = torch.tensor([92, *[90] * 8])
+    pixels = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    grid, expected = torch.tensor([[1, 4, 8], [1, 2, 16]]), []
+
+    def given(ids, numbers):
+        parts = torch.cat([pixels.split(32)[number] for number in numbers])
+        more = {"pixel_values": parts, "image_grid_thw": grid[numbers]}
+        return {"input_ids": ids, "mm_token_type_ids": (ids == 90).int(), **more}
+
+    for number in (0, 1):
+        model.model.rope_deltas = None
+        whole = torch.cat([ids[number : number + 1], step], dim=1)
+        expected.append(eager(model, **given(whole, [number]))[0, -2:])
+    with compress(model, "full") as cache, torch.no_grad():
+        model(**given(ids, [0, 1]), past_key_values=cache)
+        change(cache)
+        found = model(step.expand(len(rows), -1), past_key_values=cache).logits
+    close(found, torch.stack([expected[row] for row in rows]))
+
+
 def test_positions_of_a_text_begin_where_the_model_lets_them_begin():
     """RoBERTa's count on from its padding token, if a call gives none."""
     model = text_model("roberta", "RobertaConfig", is_decoder=True, pad_token_id=1)

@@ -6,9 +6,10 @@ from itertools import product
 import pytest
 import torch
 from cases import CODED, GRANULAR, ONE_EACH, budget_of
-from models import SHAPE, built, prompts, tiny
-from sampling import sampled
+from models import SHAPE, built, prompts, tiny, written
+from sampling import diagonal, sampled
 from transformers import Gemma3TextConfig, LlamaConfig
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from kvlab.fast import compress
 from kvlab.fast.engine.columns import Columns
@@ -136,6 +137,93 @@ def test_a_row_goes_on_as_if_alone_whatever_is_done_to_the_batch(spec, layers, n
     for together, own in zip(kept, cache.positions(), strict=True):
         entries = together[number][together[number] >= 0].view(len(own[0]), -1)
         torch.testing.assert_close(entries, own[0])
+
+
+# --- every attribute ---
+
+SHORT = (21, 5, 17)
+"""The second text is below the budget: it has other counts, and has lost no entry."""
+OF_TRANSFORMERS = {
+    DynamicSlidingWindowLayer: (
+        *("is_initialized", "sliding_window", "cumulative_length", "_sliding_window_tensor"),
+        *("record_past", "dtype", "device"),
+    )
+}
+"""Attributes that are the same for all rows, of classes that are not ours."""
+KINDS_HERE = {
+    "h2o@every=9,recent=4": {"StreamClock.first_evictions", "StreamClock.written"},
+    "rkv@every=5,window=3": {"State.stream", "DynamicSlidingWindowLayer.keys"},
+    "ddks@interval=6,selector=3,group=4,reading=mikv": {"Storage.balance"},
+    "desirekv@interval=6,selector=3,group=4": {"StreamClock._confidence", "VectorTable.slots"},
+    "lazy_eviction@window=4,precision=fp8": {"Storage.scale", "Coded.parts"},
+}
+"""Methods, and attributes that differ from row to row under each of them."""
+
+
+FEWER = lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), (2, 0)
+
+
+def in_order(x, order, name):
+    """Return the rows of a tensor or a tuple; a buffer has an axis of columns before them."""
+    if isinstance(x, tuple):
+        return tuple(x[row] for row in order)
+    return x.index_select(int(name == "Columns.buffers"), torch.tensor(order))
+
+
+def equal(x, y):
+    if isinstance(x, torch.Tensor):
+        return torch.equal(torch.nan_to_num(x.double()), torch.nan_to_num(y.double()))
+    return x == y
+
+
+def moved(before, after, order, name):
+    """Compare all that is in an object, its rows in another order; return what differs by row."""
+    alike = getattr(type(before), "ALIKE", OF_TRANSFORMERS.get(type(before)))
+    if alike is not None:
+        assert vars(before).keys() ^ vars(after).keys() <= {*alike}, name
+        parts = {f"{type(before).__name__}.{x}": x for x in vars(before) if x not in alike}
+        found = [(getattr(before, x), getattr(after, x), where) for where, x in parts.items()]
+    elif isinstance(before, dict):
+        assert before.keys() == after.keys(), name
+        found = [(before[key], after[key], name) for key in before]
+    elif isinstance(before, list) or (isinstance(before, tuple) and holds_parts(before)):
+        found = [(x, y, name) for x, y in zip(before, after, strict=True)]
+    elif before is None or isinstance(before, range):
+        assert before == after, name
+        return set()
+    else:
+        assert isinstance(before, torch.Tensor | tuple), f"{name} neither moves nor is alike"
+        assert equal(in_order(before, order, name), after), name
+        return set() if equal(in_order(before, [2, 1, 0], name), before) else {name}
+    return set().union(*(moved(x, y, order, where) for x, y, where in found))
+
+
+def holds_parts(x):
+    return any(isinstance(part, torch.Tensor) or hasattr(type(part), "ALIKE") for part in x)
+
+
+@pytest.mark.parametrize(("spec", "layers"), diagonal(list(KINDS_HERE), list(MODELS)))
+def test_every_attribute_moves_with_its_row_or_is_declared_alike(spec, layers, tmp_path):
+    model = model_with_layers(layers)
+    with (
+        compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache,
+        torch.inference_mode(),
+    ):
+        written(model, cache, prompts(SHORT), 9)
+        cache.text.image_offsets = torch.tensor([[0], [3], [7]])
+        cache.text.layers.separate()
+        differ = moved(cache, cache.copy(), [0, 1, 2], "copy")
+        for change, order in (MOVES["reorder"], MOVES["repeat"], FEWER):
+            other = cache.copy()
+            change(other)
+            moved(cache, other, order, "move")
+        cache.text.image_offsets = None
+        cache.save(tmp_path / "context")
+        before = cache.copy()
+        cache.load(tmp_path / "context")
+        moved(before, cache, [0, 1, 2], "file")
+    wanted = {x for x in KINDS_HERE[spec] if layers != "that share a cache" or "Sliding" not in x}
+    assert wanted | {"Text.image_offsets", "Columns.buffers", "StreamClock._text"} <= differ
 
 
 def test_a_copy_and_moved_rows_know_where_their_own_values_lie():
