@@ -223,6 +223,11 @@ def protection(written: str, budget: Budget) -> Edges:
         if amount.endswith("%"):
             if not isinstance(budget, Entries):
                 raise ValueError(f"protected = {written!r} must be entries: there is no budget")
+            if not 0 < int(amount[:-1]) <= 100:
+                raise ValueError(
+                    f"protected = {written!r} must have shares from 1 % to 100 % of the budget, "
+                    f"not {part}"
+                )
             amount = budget_entries(amount, budget.budget)
         edges = replace(edges, **{"sinks" if edge == "first" else "recent": int(amount)})
     return edges

@@ -27,7 +27,8 @@ def budget_entries(budget: int | str, length: int) -> int:
             f"budget = {budget!r} must be a number of entries or a percentage"
         ) from None
     if entries < 1:
-        raise ValueError(f"budget = {budget!r} must be at least 1 entry, got {entries}")
+        above = ", so more than 0 %" if share is not None else ""
+        raise ValueError(f"budget = {budget!r} must be at least 1 entry{above}")
     if entries > MOST_ENTRIES:
         raise ValueError(f"budget = {budget!r} must be at most {MOST_ENTRIES} entries")
     return entries

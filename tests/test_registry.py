@@ -272,6 +272,15 @@ def test_protected_replaces_the_protection_of_the_method(written: str, edges: Ed
     assert methods.get("h2o@recent=3", 25).protect == Edges(recent=3)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["first0%", "newest10%+first0%", "newest101%", "first9999999999%"]
+)
+def test_a_share_that_protects_nothing_or_too_much_is_refused(wrong: str) -> None:
+    words = rf"^protected = '{re.escape(wrong)}' must have shares from 1 % to 100 % .*, not \w+\d%$"
+    with pytest.raises(ValueError, match=words):
+        methods.get(f"h2o@protected={wrong}", 15)
+
+
 @pytest.mark.parametrize("wrong", ["none", "first", "newest-1", "first4,newest2", "oldest3"])
 def test_a_protection_that_does_not_exist_is_refused(wrong: str) -> None:
     with pytest.raises((ValueError, TypeError), match=re.escape(wrong.split(",")[0])):

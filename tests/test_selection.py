@@ -27,7 +27,8 @@ def test_budgets_are_converted_by_rounding_up(budget, length, entries):
 @pytest.mark.parametrize(
     ("budgets", "message"),
     [
-        ((0, -3, "0%", "-5%"), "must be at least 1 entry"),
+        ((0, -3), "must be at least 1 entry$"),
+        (("0%", "-5%"), "^budget = '(0|-5)%' must be at least 1 entry, so more than 0 %$"),
         (("many", "1.5", "%", "", "1/0%"), "must be a number of entries or a percentage"),
         ((2**31, f"{2**31}%"), "must be at most 2147483647 entries"),
     ],

@@ -101,16 +101,21 @@ def _check_block_size(block_size: int | None) -> None:
 
 def _sized(spec: str, budget: str, options: Mapping[str, Any]) -> Callable[[int], Policy]:
     """Return the method as a function of the tokens of which the budget is a share."""
-    parse(spec, **options)  # what is wrong without a budget is said without one
+    method = parse(spec, **options)  # what is wrong without a budget is said without one
+    if not method.parts[-1].needs_budget:
+        raise ValueError(f"{spec} evicts nothing and takes no budget, got budget = {budget!r}")
 
     def policy_for(tokens: int) -> Policy:
         entries = budget_entries(budget, tokens)
         try:
             return methods.get(spec, entries, **options)
         except ValueError as error:
-            raise ValueError(
-                f"budget = {budget} of {tokens} tokens, which is {entries}: {error}"
-            ) from None
+            of = (
+                f", even of a text of {tokens:,} tokens"
+                if tokens == LONG
+                else f" of {tokens} tokens"
+            )
+            raise ValueError(f"budget = {budget}{of}, which is {entries}: {error}") from None
 
     return policy_for
 
