@@ -21,7 +21,7 @@ from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
 from kvlab.fast.huggingface.arguments import first_position, only_logits
-from kvlab.fast.huggingface.attaching import attached, implementation
+from kvlab.fast.huggingface.attaching import as_before, attached, implementation
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.fast.huggingface.cache import CompressedCache
@@ -157,7 +157,7 @@ def evaluating(model: Any) -> Iterator[None]:
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with without_autocast():
+        with as_before(model), without_autocast():
             yield
     finally:
         for module, mode in training.items():

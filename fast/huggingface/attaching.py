@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -86,7 +87,7 @@ def attached(
             "shown to read a text in blocks as at once (a model that does needs verify=True): "
             "call compress() without block_size"
         )
-    with implementation(model, IMPLEMENTATION), _inputs_noted(attachment):
+    with as_before(model, IMAGES), implementation(model, IMPLEMENTATION), _inputs_noted(attachment):
         if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
             raise UnsupportedModelError(
                 f"{type(model).__name__} does not use transformers' attention interface: kvlab "
@@ -102,6 +103,30 @@ def attached(
                 yield
             finally:
                 attachment.closed = True
+
+
+IMAGES = ("rope_deltas",)
+FREQUENCIES = ("inv_freq", "max_seq_len_cached", "attention_scaling")
+"""Ends of the names under which a model remembers images and length of the last text it read."""
+
+
+@contextmanager
+def as_before(model: Any, names: tuple[str, ...] = IMAGES + FREQUENCIES) -> Iterator[None]:
+    """Let a model read texts, and then remember what it did before; unless it was moved."""
+    before = []
+    for module in model.modules():
+        every = {**vars(module), **module._buffers}
+        if known := {name: x for name, x in every.items() if name.endswith(names)}:
+            before.append((module, known))
+    try:
+        yield
+    finally:
+        for module, known in before:
+            pairs = [(x, getattr(module, name)) for name, x in known.items()]
+            both = [(x, y) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor)]
+            if all(x.device == y.device for x, y in both):
+                for name, value in known.items():
+                    setattr(module, name, value)
 
 
 class NotCopied:

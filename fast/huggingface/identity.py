@@ -20,6 +20,19 @@ OPTION = bool | int | float | str | tuple | list | Tensor
 """What an option of an adapter may be; anything else is code or follows from its weights."""
 PEFT = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.)")
 """Parts of names that adapters of PEFT add to those of a model's own weights."""
+WAYS_TO_SAVE = ("_save_to_state_dict", "get_extra_state", "state_dict")
+"""Methods by which a module may say that it has more than parameters and buffers."""
+BESIDE = {
+    "torch": ("_packed_params", "_packed_weight", "scale", "zero_point"),
+    "hqq": ("meta",),
+    "bitsandbytes": (),
+    "optimum": (),
+    "peft": (),
+}
+"""Packages whose ways to save are known; and attributes beside parameters and buffers that count.
+
+What bitsandbytes has beside them, `_of_bitsandbytes` reads.
+"""
 WORDS = 2**16
 """Numbers of eight bytes that make one sum."""
 
@@ -57,29 +70,88 @@ def digest_of(model: Module) -> str:
     """
     lines, idle = set(), tuple(_idle(model))
     for path, module in model.named_modules(remove_duplicate=False):
+        _check_open(module, path)
         for name, value in _held(module):
             place = f"{path}.{name}"
-            if isinstance(value, Tensor) and value.is_meta:
-                value = _fetched(module, name, place)
             if not f"{place}.".startswith(idle):
                 place = PEFT.sub("", place)
                 lines.add(f"{place} {_written(value, place)}")
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
+def _check_open(module: Any, path: str) -> None:
+    """Refuse a module whose weights nobody finds but its own methods, which may change them."""
+    kind = type(module).__name__
+    for way in WAYS_TO_SAVE:
+        if getattr(module, way).__module__.partition(".")[0] not in BESIDE:
+            raise ValueError(
+                f"{path or 'the whole'} of the model is a {kind}, whose {way} is its own, so that "
+                f"kvlab does not know where its weights are: {GIVE_NAME}"
+            )
+    if "ct_decompress_hook" in vars(module):
+        raise ValueError(
+            f"the weights of {kind} are compressed until its first call: call it once before, "
+            f"load it with CompressedTensorsConfig(dequantize=True), or {GIVE_NAME}"
+        )
+
+
 def _held(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a module itself computes with: its state as it would be saved, and the rest."""
-    held: dict[str, Any] = {}
-    module._save_to_state_dict(held, "", keep_vars=False)  # quantised layers have their own
-    yield from held.items()
-    for name, value in module.named_buffers(recurse=False, remove_duplicate=False):
-        if name not in held and not _follows_length(module, name):
+    """Yield what a module itself computes with, as it lies there.
+
+    The module's own methods are not called: to save its weights, bitsandbytes changes them.
+    """
+    for name, value in module._parameters.items():
+        if value is not None:
+            yield name, _of_bitsandbytes(module, value) or _fetched(module, name, value.detach())
+    computed = module._non_persistent_buffers_set
+    for name, value in module._buffers.items():
+        if name in computed and value is not None and not _follows_length(module, name):
             yield name, value.bfloat16() if value.is_floating_point() else value
+        elif name not in computed and value is not None:
+            yield name, _fetched(module, name, value)
+    beside = BESIDE.get(type(module).__module__.partition(".")[0], ())
+    for name in [name for name in beside if name in vars(module)]:
+        value = vars(module)[name]
+        yield name, value.__getstate__() if isinstance(value, torch.ScriptObject) else value
+    yield from _options_of_adapters(module)
+
+
+def _options_of_adapters(module: Any) -> Iterator[tuple[str, Any]]:
     for adapter in _adapters_used(module):
         for name in module.other_param_names:
             options = getattr(module, name, None)
             if isinstance(options, dict) and isinstance(options.get(adapter), OPTION):
                 yield f"{name}.{adapter}", options[adapter]
+
+
+def _of_bitsandbytes(module: Any, weight: Any) -> dict[str, Any] | None:
+    """Return codes and scales of a weight that bitsandbytes has quantised; None of another.
+
+    In the first call on some CPUs, weights of 4 bits are put in another order, and their scales
+    are rounded to bfloat16: so codes count row by row, and scales in bfloat16.
+    """
+    if hasattr(weight, "SCB"):  # the first call moves the scales to the module
+        scales = getattr(module, "state", weight).SCB if weight.SCB is None else weight.SCB
+        return {"codes": weight.detach(), "scales": scales}
+    state = getattr(weight, "quant_state", None) or vars(module).get("quant_state")
+    if state is None:
+        return None
+    codes, scales = weight.detach().contiguous().view(torch.uint8), state.absmax
+    if getattr(state, "packing_format_for_cpu", False):
+        # of 32 rows, byte by byte: the first 16 in the lower halves, the others in the upper ones
+        packed = codes.reshape(state.shape[0] // 32, -1, 16, 2)
+        first, second = torch.cat((packed & 15, packed >> 4), dim=2).transpose(1, 2).unbind(-1)
+        codes, scales = first << 4 | second, scales.T
+    elif state.nested:
+        of = state.state2
+        factors = of.absmax.repeat_interleave(of.blocksize)[: scales.numel()]
+        scales = of.code[scales.int()] * factors.view_as(scales) + state.offset
+    return {
+        "codes": codes.reshape(-1),
+        "scales": scales.reshape(-1).bfloat16(),
+        "values": state.code,
+        "about": (state.shape, state.blocksize, getattr(state, "original_dtype", state.dtype)),
+    }
 
 
 def _follows_length(module: Module, name: str) -> bool:
@@ -166,12 +238,12 @@ def _hooks_of(module: Module) -> tuple[Any, ...]:
     return tuple(getattr(hook, "hooks", () if hook is None else (hook,)))
 
 
-def _fetched(module: Module, name: str, place: str) -> Tensor:
-    """Return a weight of a module from where accelerate has it."""
+def _fetched(module: Module, name: str, weight: Tensor) -> Tensor:
+    """Return a weight of a module, from where accelerate has it if that is elsewhere."""
     for hook in _hooks_of(module):
-        if name in (held := getattr(hook, "weights_map", None) or {}):
+        if weight.is_meta and name in (held := getattr(hook, "weights_map", None) or {}):
             return held[name]
-    raise ValueError(f"{place} of the model is on the device meta, without numbers: {GIVE_NAME}")
+    return weight
 
 
 def devices_of(model: Any) -> Mapping[int | None, torch.device]:
@@ -206,6 +278,10 @@ GIVE_NAME = "give model_name, a name of your own for the model, to save and to l
 def _written(value: Any, name: str) -> str:
     """Return a text that is another one if any bit of a tensor, or of a tree of them, is."""
     if isinstance(value, Tensor):
+        if value.is_meta:
+            raise ValueError(
+                f"{name} of the model is on the device meta, without numbers: {GIVE_NAME}"
+            )
         kind = f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
         if is_traceable_wrapper_subclass(value):
             names, about = value.__tensor_flatten__()

@@ -120,6 +120,19 @@ def test_sinks_of_layers_that_are_left_alone_take_attention():
     close(found[real], expected[real])
 
 
+def test_a_model_remembers_its_own_image_after_compress():
+    model = qwen_with_vision()
+    ids, step = prompts([20])["input_ids"], torch.tensor([[7]])
+    with torch.no_grad():
+        stock = model(ids, use_cache=True).past_key_values
+        model.model.rope_deltas = torch.tensor([[-3]])  # as after an image
+        expected = model(step, past_key_values=copy.deepcopy(stock)).logits
+        with compress(model, "h2o", 10) as cache:
+            model(prompts([30], seed=1)["input_ids"], past_key_values=cache)
+        found = model(step, past_key_values=stock).logits
+    assert torch.equal(found, expected)
+
+
 def test_an_image_has_the_positions_that_the_model_gives_it():
     """In a plain call; `generate` hands the positions over."""
     model = qwen_with_vision()

@@ -1,6 +1,7 @@
 """A saved context is of one model: of all that computes keys and values, whoever holds it."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -10,7 +11,13 @@ import torch
 from models import CONFIGS, SHAPE, built, prompts
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    LlamaConfig,
+    QuantoConfig,
+    TorchAoConfig,
+)
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface.identity import digest_of
@@ -238,6 +245,254 @@ def test_adapters_that_are_off_or_merged_add_nothing():
     merged = digest_of(model)
     assert merged not in (apart, digest_of(model_of()))
     assert digest_of(adapted("one", "two")[1].merge_and_unload()) == merged
+
+
+# --- reading changes nothing ----------------------------------------------------------------------
+
+
+def bits_and_bytes(**options):
+    return "bitsandbytes", lambda _: BitsAndBytesConfig(**options)
+
+
+def quantised_by(package, configuration):
+    """Return what loads a model as a package quantises it; the test is skipped without it."""
+
+    def make(folder):
+        library = pytest.importorskip(package, reason=f"{package} is in no extra of kvlab")
+        if not (folder / "model").exists():
+            model_of(intermediate_size=128).save_pretrained(folder / "model")
+        options = {"quantization_config": configuration(library), "device_map": "cpu"}
+        return AutoModelForCausalLM.from_pretrained(folder / "model", **options).eval()
+
+    return make
+
+
+def offloaded_by(how):
+    def make(folder):
+        model_of().save_pretrained(folder / "model")
+        (folder / how).mkdir(exist_ok=True)
+        return offloaded(how, folder / "model", folder / how)
+
+    return make
+
+
+def eager_of_torch(dtype):
+    convert = torch.ao.quantization.quantize_dynamic
+    return lambda _: convert(model_of(), {nn.Linear}, dtype=dtype)
+
+
+HELD = {
+    "float32": lambda _: model_of(),
+    "bfloat16": lambda _: model_of().bfloat16(),
+    "tied": lambda _: model_of(tie_word_embeddings=True),
+    "offloaded to the host": offloaded_by("host"),
+    "offloaded to the disk": offloaded_by("disk"),
+    "adapters of PEFT": lambda _: adapted("one", "two")[0],
+    "codes and scales": lambda _: quantised(),
+    "float8": lambda _: in_float8(),
+    "a subclass of Tensor": lambda _: of_two_tensors(),
+    "8 bits, by PyTorch": eager_of_torch(torch.qint8),
+    "16 bits, by PyTorch": eager_of_torch(torch.float16),
+    "4 bits": quantised_by(*bits_and_bytes(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
+    "4 bits, twice": quantised_by(
+        *bits_and_bytes(
+            load_in_4bit=True,
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_quant_storage=torch.bfloat16,
+        )
+    ),
+    "8 bits": quantised_by(*bits_and_bytes(load_in_8bit=True)),
+    "quanto": quantised_by("optimum.quanto", lambda _: QuantoConfig(weights="int8")),
+    "torchao": quantised_by(
+        "torchao.quantization", lambda library: TorchAoConfig(library.Int8WeightOnlyConfig())
+    ),
+}
+ROUGH = {"8 bits, by PyTorch", "16 bits, by PyTorch"}
+"""They scale all tokens of a call alike, so that no text agrees with itself in pieces."""
+
+
+def in_float8():
+    """Return a model whose queries come from weights in float8, as transformers' FP8 linear."""
+    model = quantised()
+    for layer in model.model.layers:
+        projection = layer.self_attn.k_proj
+        weight = projection.weight.detach().float().to(torch.float8_e4m3fn)
+        projection.weight = nn.Parameter(weight, requires_grad=False)
+        projection.forward = lambda x, of=projection: nn.functional.linear(
+            x, of.weight.float() * of.scale
+        )
+    return model
+
+
+def attributes(model):
+    """Return everything that modules, configurations and hooks hold, each as the object it is."""
+    configurations = {id(x.config): x.config for x in model.modules() if hasattr(x, "config")}
+    owners = (*model.modules(), *configurations.values(), model.generation_config)
+    return [
+        {
+            **vars(owner),
+            **{
+                (name, key): each
+                for name, held in vars(owner).items()
+                if isinstance(held, dict)
+                for key, each in held.items()
+                if not getattr(each, "is_meta", False)  # accelerate makes it anew at every call
+            },
+        }
+        for owner in owners
+    ]
+
+
+@pytest.mark.parametrize("way", HELD)
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+def test_a_model_is_the_same_after_it_was_read(way, tmp_path):
+    model, file = HELD[way](tmp_path), tmp_path / "file"
+    with torch.no_grad():
+        expected = model(TEXT).logits
+    before, drawn = attributes(model), torch.get_rng_state()
+    fresh = HELD[way](tmp_path)
+    assert digest_of(fresh) == digest_of(model)
+    with compress(model, "h2o", 10, verify=way not in ROUGH) as cache:
+        model(TEXT, past_key_values=cache)
+        other = cache.copy()
+        cache.save(file)
+        found = logits_of(model, cache)
+        assert torch.equal(logits_of(model, other), found)
+    with compress(fresh, "h2o", 10, verify=False) as cache:
+        cache.load(file)
+        assert torch.equal(logits_of(fresh, cache), found)
+    for now, then in zip(attributes(model), before, strict=True):
+        assert now.keys() == then.keys()
+        assert [name for name in then if now[name] is not then[name]] == []
+    assert torch.equal(torch.get_rng_state(), drawn)
+    with torch.no_grad():
+        assert torch.equal(model(TEXT).logits, expected)
+
+
+def test_comparing_tokens_leaves_the_frequencies_of_the_last_text():
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    model = model_of(max_position_embeddings=16, rope_parameters=rope)
+    model(prompts([40])["input_ids"])
+    before = attributes(model)
+    compress(model, "h2o", 10).close()
+    for now, then in zip(attributes(model), before, strict=True):
+        assert [name for name in then if now[name] is not then[name]] == []
+
+
+class UnpackedToBeSaved(Quantised):
+    """Its weights are other ones after somebody has asked how to save them."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        self.weight.data.neg_()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+
+class WithMore(Quantised):
+    """It has a state that only it can tell, and tells it once."""
+
+    def get_extra_state(self):
+        self.scale.zero_()
+        return {"scale": 1.0}
+
+
+@pytest.mark.parametrize("kind", [UnpackedToBeSaved, WithMore])
+def test_a_module_that_only_itself_can_save_needs_a_name(kind, tmp_path):
+    model, file = quantised(), tmp_path / "file"
+    with torch.no_grad():
+        expected = model(TEXT).logits
+    model.model.layers[1].self_attn.k_proj.__class__ = kind
+    words = rf"layers.1.self_attn.k_proj of the model is a {kind.__name__}, .* model_name"
+    with pytest.raises(ValueError, match=words):
+        saved(model, file)
+    stored = saved(model, file, model_name="mine")
+    torch.testing.assert_close(loaded(model, file, model_name="mine"), stored)
+    with torch.no_grad():
+        assert torch.equal(model(TEXT).logits, expected)
+
+
+def test_weights_that_the_first_call_unpacks_need_that_call(tmp_path):
+    """compressed-tensors puts a hook under this name into models that are not yet unpacked."""
+    model, file = model_of(), tmp_path / "file"
+    saved(model, file)
+    model.ct_decompress_hook = None
+    with pytest.raises(ValueError, match=r"compressed until its first call: call it once"):
+        loaded(model, file)
+    del model.ct_decompress_hook
+    loaded(model, file)
+
+
+def in_4_bits(rows=64, columns=64, block=64):
+    """Return a weight as bitsandbytes holds it in 4 bits, before the first call."""
+    draw = torch.Generator().manual_seed(2)
+    weight = torch.randint(256, (rows * columns // 2, 1), generator=draw, dtype=torch.uint8)
+    weight.quant_state = SimpleNamespace(
+        absmax=torch.rand(rows * columns // block, generator=draw),
+        shape=torch.Size((rows, columns)),
+        code=torch.rand(16, generator=draw),
+        blocksize=block,
+        dtype=torch.float32,
+        nested=False,
+    )
+    return weight
+
+
+def packed(weight):
+    """Return the same in the order of its packing for CPUs, entry by entry."""
+    state = deepcopy(weight.quant_state)
+    rows, columns = state.shape
+    code = lambda i: (int(weight[i // 2, 0]) >> (4 if i % 2 == 0 else 0)) & 15  # noqa: E731
+    octets = []
+    for first in range(0, rows, 32):
+        for pair in range(0, columns, 2):
+            block = [
+                code((first + row) * columns + pair + half) for row in range(32) for half in (0, 1)
+            ]
+            octets += [block[i] | block[32 + i] << 4 for i in range(32)]
+    other = torch.tensor(octets, dtype=torch.uint8).view(rows, columns // 2)
+    scales = state.absmax.view(rows, columns // state.blocksize)
+    state.absmax, state.dtype = scales.T.bfloat16().contiguous(), torch.bfloat16
+    state.packing_format_for_cpu, state.original_dtype = True, torch.float32
+    other.quant_state = state
+    return other
+
+
+def twice(weight):
+    """Return the same whose scales are quantised, too, and the scales that they stand for."""
+    state, draw = weight.quant_state, torch.Generator().manual_seed(3)
+    codes = torch.randint(256, state.absmax.shape, generator=draw, dtype=torch.uint8)
+    second = SimpleNamespace(
+        absmax=torch.tensor([0.5, 2.0]), code=torch.rand(256, generator=draw), blocksize=40
+    )
+    found = [second.code[c] * second.absmax[i // 40] + 0.25 for i, c in enumerate(codes.tolist())]
+    other = weight.clone()
+    other.quant_state = deepcopy(state)
+    vars(other.quant_state).update(absmax=codes, state2=second, offset=0.25, nested=True)
+    state.absmax = torch.stack(found)
+    return other
+
+
+def digest_with(weight):
+    module = nn.Linear(64, 64, bias=False)
+    state = weight.quant_state
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    module.weight.quant_state = state
+    return digest_of(module)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_packing_4_bits_for_a_cpu_does_not_count(nested):
+    weight = in_4_bits()
+    before = twice(weight) if nested else weight
+    expected = digest_with(before)
+    assert digest_with(packed(weight)) == expected
+    for weights, change in (
+        (before, lambda x: x.__setitem__((7, 0), x[7, 0] ^ 16)),
+        (packed(weight), lambda x: x.__setitem__((33, 5), x[33, 5] ^ 1)),
+        (before, lambda x: x.quant_state.code.__setitem__(3, 9.0)),
+        (in_4_bits(), lambda x: x.quant_state.absmax.__setitem__(5, 9.0)),
+    ):
+        change(weights)
+        assert digest_with(weights) != expected
 
 
 # --- a name of one's own --------------------------------------------------------------------------
