@@ -83,14 +83,18 @@ def fast_eviction_error(
     present: Bool[Tensor, "N G n"] | None,
     norm: float = 2,
 ) -> Float[Tensor, "N G k n"]:
-    """FastCAOTE: the unweighted mean of all present values stands in for the output."""
+    """FastCAOTE: the unweighted mean of all present values stands in for the output.
+
+    With all the mass, an entry's error is the largest number there is.
+    """
     if present is None:
         mean = values.mean(dim=2, keepdim=True)
     else:
         entries = present.sum(dim=-1)[..., None, None].clamp(min=1)
         mean = (values * present[..., None]).sum(dim=2, keepdim=True) / entries
-    rest = remaining_mass(h).clamp(min=torch.finfo(torch.float64).eps)
-    return h / rest * torch.cdist(mean, values, norm, EXACT)
+    rest = remaining_mass(h)
+    error = h / rest * torch.cdist(mean, values, norm, EXACT)
+    return torch.where(rest > 0, error, torch.finfo(h.dtype).max)
 
 
 # --- in Triton ------------------------------------------------------------------------------------
@@ -110,15 +114,21 @@ PROGRAMS = 1024
 
 @common.kernel
 def in_pieces(weights, piece, TYPE: tl.constexpr):
-    """Return weights as numbers of 16 bits: pieces 0 to 2 add up to float32's 24 bits, 3 is 0."""
+    """Return weights as numbers of 16 bits, and by what to multiply each row's products.
+
+    Pieces 0 to 2 add up to float32's 24 bits, 3 is 0. Beside a dominant entry all weights may lie
+    below float16's numbers, so each row's largest is moved to their upper end.
+    """
+    down = tl.full([weights.shape[0]], 1.0, tl.float32)
     if TYPE.is_fp16():
-        weights = weights * 32768.0  # as `common.in_reach` does
+        up, down = common.into_reach(tl.max(weights, axis=1))
+        weights = weights * up[:, None]
     high = weights.to(TYPE)
     rest = weights - high.to(tl.float32)
     middle = rest.to(TYPE)
     low = (rest - middle.to(tl.float32)).to(TYPE)
     found = tl.where(piece == 0, high, tl.where(piece == 1, middle, low))
-    return tl.where(piece == 3, 0.0, found).to(TYPE)
+    return tl.where(piece == 3, 0.0, found).to(TYPE), down
 
 
 @common.tuned(
@@ -167,12 +177,13 @@ def sums_of_others(
             w = tl.where(row < ROWS, 1.0, w)
         v = common.read_vectors(values, head, entry, there, D, BLOCK_D, WIDE)
         if not WIDE:
-            w = in_pieces(w, piece, v.dtype)
-        total += tl.dot(w, v, input_precision="ieee")
+            w, down = in_pieces(w, piece, v.dtype)
+        product = tl.dot(w, v, input_precision="ieee")
+        if v.dtype.is_fp16():
+            product *= down[:, None]
+        total += product
     TOGETHER: tl.constexpr = BLOCK_ROWS // PIECES
     total = tl.sum(tl.reshape(total, [TOGETHER, PIECES, BLOCK_D]), axis=1)
-    if not WIDE:
-        total = common.out_of_reach(total, values.data.dtype.element_ty)
     line, column = tl.arange(0, TOGETHER)[:, None], tl.arange(0, BLOCK_D)[None, :]
     first = (head * parts + part) * ROWS
     tl.store(sums + (first + line) * D + column, total, mask=(line < ROWS) & (column < D))
@@ -235,7 +246,7 @@ def join_parts(
             point = rest / n
             apart = own - point
             distance = tl.sqrt(tl.sum(apart * apart, axis=0))
-            error = h / tl.maximum(left, 2.220446049250313e-16) * distance
+            error = tl.where(left > 0, h / tl.where(left > 0, left, 1.0) * distance, most)
         else:
             point = rest + h * own
             error = own_error(h, own, rest, left, most)

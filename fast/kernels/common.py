@@ -210,6 +210,16 @@ def out_of_reach(product, TYPE: tl.constexpr):
 
 
 @kernel
+def into_reach(largest):
+    """Return the power of two that moves the largest number to the upper end of float16, between
+    2^14 and 2^15, and the one that undoes it.
+    """
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 15)
+    up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+    return up, ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+
+
+@kernel
 def read_vectors(
     vectors, head, row, there,
     D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,

@@ -192,10 +192,7 @@ def scaled_into_reach(numbers, TYPE: tl.constexpr):
     float16, between 2^14 and 2^15.
     """
     if TYPE.is_fp16():
-        largest = tl.max(numbers, axis=2).to(tl.int32, bitcast=True)
-        exponent = tl.maximum(largest >> 23, 15)
-        up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
-        down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        up, down = common.into_reach(tl.max(numbers, axis=2))
         numbers = numbers * up[:, :, None]
     else:
         down = tl.full([numbers.shape[0], numbers.shape[1]], 1.0, tl.float32)

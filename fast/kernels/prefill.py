@@ -152,8 +152,8 @@ def column_sums(
                 gain = tl.load(gains + sequence * m + token, mask=inside, other=1.0)
             logits = logits_of_block(q, k, scale, softcap, SOFTCAP) * gain[:, None]
             reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
-            weights = tl.exp(logits - log_sum[:, None])
-            total += tl.sum(tl.where(reads, weights, 0.0), axis=0)
+            below = tl.where(reads, logits - log_sum[:, None], float("-inf"))
+            total += tl.sum(tl.exp(below), axis=0)
     tl.store(sums + head * n + entry, total, mask=there)
 
 

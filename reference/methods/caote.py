@@ -75,10 +75,15 @@ def dominant_error(
 def fast_eviction_error(
     h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float = 2
 ) -> Float[Array, "... n"]:
-    """FastCAOTE: the unweighted mean of all present values stands in for the output."""
-    rest = np.maximum(remaining_mass(h), np.finfo(h.dtype).eps)
+    """FastCAOTE: the unweighted mean of all present values stands in for the output.
+
+    An entry with all the mass has infinite error.
+    """
+    rest = remaining_mass(h)
     mean = values.mean(axis=-2, keepdims=True)
-    return h / rest * np.linalg.norm(mean - values, ord=norm, axis=-1)  # [CAOTE 23]
+    odds = np.divide(h, rest, out=np.zeros_like(h), where=rest > 0)
+    far = np.linalg.norm(mean - values, ord=norm, axis=-1)
+    return np.where(rest > 0, odds * far, np.inf)  # [CAOTE 23]
 
 
 def joint_error(

@@ -77,12 +77,32 @@ def test_an_output_of_16_bits_and_one_heavy_entry(others, dtype):
     np.testing.assert_allclose(found[..., light], wanted[..., light], rtol=BFLOAT16_OUTPUT)
 
 
-def test_all_the_mass_is_the_largest_number():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("others", [1e-4, 1e-6, 1e-8, 1e-10, 1e-12])
+def test_the_others_of_a_heavy_entry_keep_their_digits_in_16_bits(others, given, dtype):
+    """Far from zero, so that what is lost of their weights is lost of the distance, of 2.8."""
+    n = 63
+    h = torch.full((1, 1, 1, n), others / (n - 1), dtype=torch.float64, device=DEVICE)
+    h[..., 5] = 1 - others
+    values = (0.3 * drawn((1, 1, n, 64)) + 3 * drawn((1, 1, 1, 64), 1)).to(dtype)
+    output = torch.matmul(h, values.double()).to(dtype) if given else None
+    found = as_numpy(eviction_errors(h.float(), values, output=output))[..., 5]
+    mean = np.delete(as_numpy(values)[0, 0], 5, axis=0).mean(axis=0)
+    wanted = (1 - others) * np.linalg.norm(mean - as_numpy(values)[0, 0, 5])
+    np.testing.assert_allclose(found, wanted, rtol=FLOAT32_SCORES)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_all_the_mass_is_the_largest_number(fast):
     h = torch.zeros((1, 1, 1, 9), device=DEVICE)
     h[..., 4] = 1
-    found = eviction_errors(h, drawn((1, 1, 9, 32)))[0, 0]
+    values = drawn((1, 1, 9, 32))
+    found = eviction_errors(h, values, fast)[0, 0]
     assert found[4] == torch.finfo(torch.float32).max
     assert (found[[0, 1, 2, 3, 5, 6, 7, 8]] == 0).all()
+    plain = caote.fast_eviction_error(h, values, None) if fast else caote.eviction_error(h, values)
+    assert torch.equal(plain[0, 0, 0], found)
 
 
 def test_equal_retention_and_equal_values():

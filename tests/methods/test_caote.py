@@ -56,8 +56,20 @@ def test_a_dominant_weight_keeps_its_digits():
     error = eviction_error(h, values)
     assert error[0] == pytest.approx(3.0, rel=FLOAT64)
     assert (error[1:] < 1e-15).all() and np.isfinite(fast_eviction_error(h, values)).all()
-    alone = eviction_error(np.array([1.0, 0.0, 0.0]), values)
-    assert alone.tolist() == [np.inf, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("error", [eviction_error, fast_eviction_error])
+def test_an_entry_with_all_the_mass_is_evicted_last(error):
+    """Without it there is no output: its error is infinite, and that of the others is 0."""
+    values = np.array([[3.0, 2.0], [0.0, 1.0], [3.0, 3.0]])
+    alone = np.array([1.0, 0.0, 0.0])
+    assert error(alone, values).tolist() == [np.inf, 0.0, 0.0]
+    assert error(alone, np.tile(values[0], (3, 1))).tolist() == [np.inf, 0.0, 0.0]
+    name = "caote" if error is eviction_error else "fast_caote"
+    assert kept(methods.get(f"{name}:tova", 2), State(), observation([alone], values=values)) == [
+        0,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("error", [eviction_error, fast_eviction_error])

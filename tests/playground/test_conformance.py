@@ -81,7 +81,12 @@ def bases_of(asked: list[Case]) -> set[str]:
     ("file", "right", "wrong", "target"),
     [
         ("methods/h2o.mjs", "sum + received[j]", "received[j]", "h2o.observe"),
-        ("methods/caote.mjs", "weight / rest[j] *", "weight *", "eviction_error"),
+        (
+            "methods/caote.mjs",
+            "weight / rest[j] * distance(output",
+            "weight * distance(output",
+            "eviction_error",
+        ),
         ("selection.mjs", "scores[a] < scores[b] ? -1", "scores[a] <= scores[b] ? 1", "keep_set"),
     ],
 )

@@ -45,11 +45,11 @@ function dominantError(h, values, j, norm) {
   return h[j] * distance(without, values[j], norm);
 }
 
-/** FastCAOTE: the unweighted mean of all present values stands in for the output. */
+/** FastCAOTE: the unweighted mean of all present values stands in for the output; with all the mass infinite, too. */
 export function fastEvictionError(h, values, norm = 2) {
   const rest = remainingMass(h), mean = reduceRows(values, "mean");
   return h.map((weight, j) =>
-    weight / Math.max(rest[j], Number.EPSILON) * distance(mean, values[j], norm)); // [CAOTE 23]
+    rest[j] > 0 ? weight / rest[j] * distance(mean, values[j], norm) : Infinity); // [CAOTE 23]
 }
 
 /** Exact change of the output when a whole set is evicted: ‖Σ_E h(v − X)‖/(1 − Σ_E h). */
