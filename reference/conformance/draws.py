@@ -51,6 +51,14 @@ def _beyond_the_softcap(x: dict[str, Array]) -> None:
     x["keys"][..., 0] = 22.0 * (-1.0) ** np.arange(x["keys"].shape[1])
 
 
+def _below_the_mask(x: dict[str, Array], keys: str = "keys") -> None:
+    """Logits at and below −2^16, whose differences float32 holds: products are whole numbers."""
+    for name in ("queries", keys):
+        np.rint(x[name], out=x[name])
+    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
+    x[keys][..., 0] = -256.0
+
+
 def _rows_apart(x: dict[str, Array]) -> None:
     """Each row has to subtract its own largest logit, and that of a visible entry."""
     rho, m = x["queries"].shape[1:3]
@@ -105,6 +113,7 @@ ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "ties": lambda x: x["keys"].fill(0),
     "extreme_logits": _logits(64.0, 32.0),
     "low_logits": _logits(64.0, -64.0),
+    "below_the_mask": _below_the_mask,
     "rows_apart": _rows_apart,
     "far_positions": _far_positions,
     "alpha_near_one": _one_heavy,
@@ -389,6 +398,7 @@ def _paged(
     behind: int = 0,
     softcap: float = 0,
     loud: bool = False,
+    variant: str = "plain",
 ) -> Drawn:
     """Draw a sequence whose first pages were freed, after so many others that are gone for long.
 
@@ -407,6 +417,8 @@ def _paged(
     inputs["table"][dead] = -1
     inputs["table"] = np.concatenate([np.full(gone, -1), inputs["table"], others])
     inputs["queries"] = (64 if loud else 2) * source.normal(G, rho, m, d)
+    if variant == "below_the_mask":
+        _below_the_mask(inputs, "key_pages")
     inputs["query_positions"] = np.arange(last - m, last) + gone * page
     return inputs, {"softcap": softcap or None}
 

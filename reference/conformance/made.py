@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
@@ -21,9 +22,10 @@ from kvlab.reference.conformance.targets import (
 )
 from kvlab.reference.conformance.vectors import Case
 from kvlab.reference.conformance.whole_cache import head_dim
+from kvlab.reference.granularity import WholePages
 from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.methods import base_name
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Scores
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Full, Policy
 from kvlab.reference.quantization import FULL_BITS
@@ -397,9 +399,21 @@ def _event_inputs(
         yield "select", {**common, **state, **more, **policy.score.drawn(seen)}, {}
         (G, n), source = seen.positions.shape, Source(f"scores {group} {seen.positions.shape}")
         scores = draws.SCORES["ties" if group in TIED else "plain"](source, G, n)
+        scores = _as_rated(policy, scores, seen.positions)
         yield "keep", {"scores": scores, "positions": seen.positions, **more}, {}
     if event.stores:
         yield "store", {**common, "confidence": seen.confidence, "keep": decision.keep}, {}
+
+
+def _as_rated(policy: Policy, scores: Scores, positions: Int[Array, "G n"]) -> Scores:
+    """Return scores as a policy's are: the same in a page, or in all heads, that decides as one."""
+    if policy.score.joins_kv_heads:
+        scores = np.tile(scores[:1], (len(scores), 1))
+    if isinstance(policy.protect, WholePages):
+        pages = positions // policy.protect.page
+        first = np.stack([np.searchsorted(head, head) for head in pages])
+        scores = np.take_along_axis(scores, first, axis=1)
+    return scores
 
 
 def _state_inputs(policy: Policy, state: State) -> dict[str, Array]:

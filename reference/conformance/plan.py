@@ -30,13 +30,18 @@ SIZES = ("kernel", "long")
 
 def dimensions(entry: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
     """Return the values of each dimension of an entry, the simplest first."""
-    return {name: x for name, x in entry.items() if name not in ("operations", "never", "most")}
+    told = ("operations", "never", "most", "later")
+    return {name: x for name, x in entry.items() if name not in told}
 
 
 SMALL: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    operation: dimensions(entry) for entry in TABLES["small"] for operation in entry["operations"]
+    operation: {
+        name: [*x, *entry.get("later", {}).get(name, ())] for name, x in dimensions(entry).items()
+    }
+    for entry in TABLES["small"]
+    for operation in entry["operations"]
 }
-"""The dimensions of building blocks whose cases are published."""
+"""The dimensions of building blocks whose cases are published, and values that came later."""
 
 
 def fits(entry: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:

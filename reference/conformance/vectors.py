@@ -34,6 +34,7 @@ SPECIFICATIONS = {
     "1.3": "turns_1.3",
     "1.4": "numbers_1.4",
     "1.5": "plan_1.5",
+    "1.6": "masks_1.6",
 }
 """Versions of the specification, oldest first, and the folder of the cases that each added."""
 
