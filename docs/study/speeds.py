@@ -81,21 +81,6 @@ def copied_us(kernel: str) -> float:
     return 1e6 * timed(kernel)["bytes"] / rate
 
 
-def served(length: int, share: float, method: str, what: str = "tokens_per_second") -> float:
-    """Return a figure of vLLM on a CPU, with a share of the memory that all requests need."""
-    rows = stored_file("benchmarks/vllm-cpu")["pools"][str(length)]
-    asked = {"share": share, "method": method}
-    (found,) = (row for row in rows if asked.items() <= row.items())
-    return found[what]
-
-
-def fewer(method: str, other: str, length: int) -> list[float]:
-    """Return how many percent fewer tokens per second vLLM writes than under another method."""
-    return [
-        100 - 100 * served(length, x, method) / served(length, x, other) for x in (1, 0.5, 0.25)
-    ]
-
-
 def of_limit(method: str) -> float:
     """Return the percentage of the speed of a full cache with as few entries, on SmolLM2."""
     rows = stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]
@@ -155,7 +140,7 @@ def fits(spec: str) -> int:
 
 FUNCTIONS = {
     **{each.__name__: each for each in (token_ms, least_ms, peak_gib, timed, kernel_us)},
-    **{each.__name__: each for each in (of_copying, copied_us, served, fewer, of_limit)},
+    **{each.__name__: each for each in (of_copying, copied_us, of_limit)},
     **{each.__name__: each for each in (planned, planned_ms, pays, over_planned, printed, fits)},
     **{"LAUNCHES": LAUNCHES, "SHAPES": SHAPES, "HARDWARE": HARDWARE, "Runtime": Runtime},
 }
