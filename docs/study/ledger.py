@@ -11,8 +11,8 @@ the functions of `Source`, at the row's sweep and budget. A text holds its numbe
 joined as they are ("81.0 (72.2–87.5) %"). They are compared as the words write them, with as many
 decimals: one number of an interval is its mean, two are its ends, three are all. Where words state
 a verdict, one of `VERDICTS`, the paired test must have it. ``[settings]`` are regular expressions
-of what looks like a result and is none, each with the reason; those of ``settings.toml`` hold on
-all pages.
+of what looks like a result and is none, each with the reason, and ``[names]`` what expressions may
+use; those of ``shared.toml`` hold on all pages.
 
 What is no row, setting, code, address or comment (hooks replace comments by tables made from the
 data) is searched for results: numbers with a unit, with decimals, of an interval, as in "7 of 9" or
@@ -21,11 +21,12 @@ in a table's cell, and words that compare. Not seen are results in words alone (
 whether the words of a row mean what its expressions compute.
 """
 
+import math
 import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,13 @@ from kvlab.fast.lab.sweep.summary import (
     main_measure,
 )
 from study import speeds, stored
+from study.after_eviction import rated
+from study.map import PROTECTIONS, panel, split
 
 DOCS, ROWS = Path(__file__).parents[1], Path(__file__).parent / "ledger"
 FILES = sorted(each.relative_to(ROWS) for each in ROWS.rglob("*.toml"))
 METHODS = [each.relative_to(DOCS) for each in (DOCS / "methods").glob("*.md")]
-PAGES = sorted({str(x.with_suffix("")) for x in (*FILES, *METHODS) if x.stem != "settings"})
+PAGES = sorted({str(x.with_suffix("")) for x in (*FILES, *METHODS) if x.stem != "shared"})
 MEASURES = {each.name: each for each in (SOLVED, ACCEPTED, LOSS, *ALONG)}
 
 COUNTS = (
@@ -56,14 +59,18 @@ COUNTS = (
 )
 """Whole numbers as words, from 0, where a text has no digits."""
 VERDICTS = {
-    "open": r"not (?:\w+ )?significant(?:ly)?|(?:no|nothing|no longer) significant(?:ly)?|≈"
-    r"|(?:cannot be|not|nor) told apart|no difference",
-    "better": r"better|more|gain(?:s|ed)?|leads?|ahead|beats?|helps|(?:fewer|less) (?:nats|wrong)"
-    r"|significant(?:ly)?(?! (?:worse|fewer|less))|told apart",
-    "worse": r"(?:significantly )?(?:worse|fewer|less)|behind|hurts",
+    "open": r"\b(?:not|no|nothing|none|no longer) (?:\w+ )*?significant(?:ly)?|≈|no difference"
+    r"|(?:nothing|none|cannot|nor|not) (?:[\w ]+ )?told (?:apart|from)",
+    "same": r"as (?:much|many) as",
+    "worse": r"loses? (?:significantly )?more|(?:significantly )?(?:worse|(?:fewer|less)(?! nats))"
+    r"|behind|hurts",
+    "better": r"better|more|gain(?:s|ed)?|leads?|ahead|beats?|helps|(?:fewer|less) nats"
+    r"|significant(?:ly)?(?! more)",
 }
-"""What words say of a paired test: not significant, or which of the two is better."""
-SAID = re.compile("|".join(rf"(?P<{kind}>{words})" for kind, words in VERDICTS.items()))
+"""What words say of a paired test: not significant, or which is better; or that nothing differs."""
+SAID = re.compile(
+    "|".join(rf"(?P<{kind}>{words})" for kind, words in VERDICTS.items()).replace(" ", r"\s+"), re.I
+)
 
 NUMBER = re.compile(r"(?<![\w.])[−+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 JOIN = r"(?:–|/|,? (?:to|and|or|of|against) |, | ?\()"
@@ -102,7 +109,8 @@ class Verdict:
     gain: Interval
     """Positive where the method is better: points of a share, or nats."""
     p: float
-    """After Holm's correction."""
+    holm: float
+    """p after Holm's correction."""
     said: str
     """One of `VERDICTS`."""
 
@@ -122,15 +130,15 @@ class Source:
     task: str = ""
     """Where the sweep has several."""
 
-    @property
-    def found(self) -> TaskSummary:
-        """What the sweep found."""
-        return stored.stored_summary(self.sweep, self.task)
+    def summary(self, **at: Any) -> TaskSummary:
+        """Return all that the sweep found."""
+        here = replace(self, **at)
+        return stored.stored_summary(here.sweep, here.task)
 
     def point(self, method: str = "full", **at: Any) -> Point:
         """Return the row of a method, or of a control that the sweep added."""
         here = replace(self, **at)
-        return here.found.point(method, here.budget)
+        return here.summary().point(method, here.budget)
 
     def share(self, method: str = "full", **at: Any) -> Interval:
         """Return the percentage of problems solved, or of tokens accepted."""
@@ -145,19 +153,34 @@ class Source:
         assert found, f"{method} has no loss"
         return found
 
+    def after(self, **at: Any) -> float:
+        """Return the percentage of rated tokens that come after an eviction, from their lengths."""
+        here = replace(self, **at)
+        (found,) = (x["after"] for x in rated(here.sweep) if x["budget"] == here.budget)
+        return 100 * found.count / found.of
+
+    def split(
+        self, without: Sequence[str] = (), under: Sequence[str] = tuple(PROTECTIONS), **at: Any
+    ) -> list[Interval]:
+        """Return what score, protection and their match explain of the variance, in percent."""
+        here = replace(self, **at)
+        by = MEASURES[here.by] if here.by else None
+        found = split(here.sweep, str(here.budget), by, without, under)
+        return [scaled(share, 100) for share in found.values()]
+
     def gains(self, *methods: str, **at: Any) -> list[Verdict]:
         """Return tests against matched controls, of all methods if none is named.
 
         Without a budget they are those of all budgets. Holm corrects over the whole sweep.
         """
         here = replace(self, **at)
-        tests = [verdict(each) for each in here.found.gains]
+        tests = [verdict(each) for each in here.summary().gains]
         return [x for x in tests if x.method in (methods or {x.method}) and here.has(x.budget)]
 
     def versus(self, *pairs: tuple[str, str], **at: Any) -> list[Verdict]:
         """Test the first of each pair against the second; Holm corrects over these tests."""
         here = replace(self, **at)
-        rows = [x for x in (*here.found.points, *here.found.controls) if here.has(x.budget)]
+        rows = [x for x in (*here.summary().points, *here.summary().controls) if here.has(x.budget)]
         measure = MEASURES[here.by] if here.by else main_measure(rows)
         tests = paired_tests(rows, pairs, measure)
         assert len(tests) >= len(pairs), f"of {pairs} only {len(tests)} can be tested"
@@ -165,7 +188,7 @@ class Source:
 
     def has(self, budget: int | str | None) -> bool:
         """Say whether a row of this budget, in entries, is meant."""
-        known: Mapping[Any, int] = self.found.budgets
+        known: Mapping[Any, int] = self.summary().budgets
         return self.budget is None or budget in (None, known.get(self.budget, self.budget))
 
 
@@ -175,7 +198,7 @@ def verdict(test: Test) -> Verdict:
     scale = measure.sign * (1 if measure.sign < 0 else 100)
     said = {test.first: "better", test.second: "worse"}.get(test.verdict, "open")
     gain = scaled(test.difference, scale)
-    return Verdict(test.first, test.budget, gain, test.p_adjusted, said)
+    return Verdict(test.first, test.budget, gain, test.p, test.p_adjusted, said)
 
 
 def scaled(found: Interval, scale: float) -> Interval:
@@ -192,6 +215,12 @@ def better(tests: Iterable[Verdict]) -> list[str]:
 def only(tests: Iterable[Verdict], *methods: str) -> str:
     """Return "better" if these methods are significantly better, and no others."""
     return "better" if sorted(better(tests)) == sorted(methods) else "others, too, or not all"
+
+
+def same(*items: Interval | float) -> str:
+    """Return "same" if all means are equal."""
+    least, largest = span(items)
+    return "same" if least == largest else "different"
 
 
 def span(items: Iterable[Interval | float]) -> tuple[float, float]:
@@ -215,9 +244,10 @@ def of_file(name: str, *path: str | int | Mapping[str, Any]) -> Any:
     return found
 
 
-OWN = ("point", "share", "nats", "gains", "versus")
+OWN = ("summary", "point", "share", "nats", "after", "split", "gains", "versus")
 """Of a source: what expressions may call."""
-FUNCTIONS = {f.__name__: f for f in (better, only, span, of_file, scaled)} | speeds.FUNCTIONS
+FUNCTIONS = {f.__name__: f for f in (better, only, panel, same, span, of_file, scaled)}
+FUNCTIONS |= speeds.FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -228,6 +258,8 @@ class Row:
     figures: Sequence[str]
     sweep: str = ""
     budget: str | int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Expressions that the others use."""
 
     @property
     def texts(self) -> list[str]:
@@ -254,8 +286,9 @@ class Row:
     def items(self) -> list[Item]:
         """Compute every expression."""
         source = Source(self.sweep, self.budget)
-        names = FUNCTIONS | {name: getattr(source, name) for name in OWN}
-        return [eval(figure, dict(names)) for figure in self.figures]
+        known = FUNCTIONS | {name: getattr(source, name) for name in OWN}
+        known |= {name: eval(each, dict(known)) for name, each in self.names.items()}
+        return [eval(f"({figure})", dict(known)) for figure in self.figures]
 
 
 def written(text: str, item: Item) -> str:
@@ -305,8 +338,9 @@ def expanded(figures: Sequence[float | Interval], count: int) -> list[float]:
 
 
 def like(text: str, value: float) -> str:
-    """Write a number with the sign and the decimals of another."""
+    """Write a number with the sign and the decimals of another; a half is rounded away from 0."""
     digits = len(text.partition(".")[2])
+    value += math.copysign(1e-9, value)
     return f"{value:{'+' if text[0] == '+' else ''},.{digits}f}".replace("-", "−")
 
 
@@ -326,7 +360,12 @@ class Page:
         for row in self.rows:
             if not (found := list(row.pattern.finditer(self.text))):
                 yield f"{self.name}: not on the page: {row.words}"
-            for text, right in zip(row.texts, row.computed, strict=True):
+            try:
+                right_ones = row.computed
+            except Exception as error:
+                yield f"{self.name}: {type(error).__name__}: {error}: {row.words}"
+                continue
+            for text, right in zip(row.texts, right_ones, strict=True):
                 if text != right:
                     yield f"{self.name}: “{text}” must be “{right}”: {row.words}"
             words += [each.span() for each in found]
@@ -364,7 +403,7 @@ def results(
     known = [each.span() for x in settings for each in re.finditer(x.replace(" ", r" +"), flat)]
     for pattern in (CHAIN, COMPARED, TELLS):
         for found in pattern.finditer(flat):
-            place = found.span()
+            place = found.span() if pattern is not CHAIN or found["unit"] else found.span("numbers")
             if within(place, [*known, *(words if pattern is TELLS else texts)]):
                 continue
             if pattern is not CHAIN or is_result(found) or within(place, cells):
@@ -387,13 +426,14 @@ def is_result(found: re.Match[str]) -> bool:
 
 def read(name: str) -> Page:
     """Read a page and its rows."""
-    rows, shared = (
+    own, shared = (
         tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
-        for path in (ROWS / f"{name}.toml", ROWS / "settings.toml")
+        for path in (ROWS / f"{name}.toml", ROWS / "shared.toml")
     )
-    settings = [*shared["settings"], *rows.get("settings", ())]
-    text = path_of(name).read_text("utf-8")
-    return Page(name, text, [Row(**each) for each in rows.get("row", ())], settings)
+    settings = [*shared["settings"], *own.get("settings", ())]
+    names = shared["names"] | own.get("names", {})
+    rows = [Row(**each, names=names) for each in own.get("row", ())]
+    return Page(name, path_of(name).read_text("utf-8"), rows, settings)
 
 
 def path_of(name: str) -> Path:

@@ -7,7 +7,7 @@ writes the pictures, and what each knob explains as ``map.json``.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
@@ -22,7 +22,7 @@ from kvlab.fast.lab.drawing import NARROW, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.controls import is_significant
 from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, paired_tests
 from kvlab.fast.lab.evaluate.statistics import Interval
-from kvlab.fast.lab.sweep.summary import ACCEPTED, main_measure
+from kvlab.fast.lab.sweep.summary import ACCEPTED, TaskSummary, main_measure
 from kvlab.fast.lab.tables import Table
 from kvlab.reference.notation import Array
 from study.stored import stored_summary
@@ -76,6 +76,12 @@ OPEN = (
     (("map_needle", "506"), ("map_writing", "30%")),
 )
 """Sweeps and budgets, and the accepted length beside which their verdicts stand."""
+MEASURED = {
+    "map_jumps": "programs: solved",
+    "map_loss": "SmolLM2: loss",
+    "map_needle": "SmolLM2: needles",
+}
+"""What these sweeps measure."""
 OF_PAPERS = (
     "caote:tova",
     "caote:h2o",
@@ -121,14 +127,10 @@ def panel(sweep: str, budget: str, by: Measure | None = None) -> Panel:
     """Read one task at one budget, by what ranks methods there or by another measure."""
     found = stored_summary(sweep)
     measure, entries = by or main_measure(found.points), found.budgets[budget]
-    values: dict[tuple[str, str], Array] = {}
-    for point in found.points:
-        score, protection = _split(point.method)
-        if point.budget == entries and protection and measure.values(point):
-            values[score, protection] = np.asarray(measure.values(point), dtype=float)
+    values = _values(found, entries, measure)
     full = np.asarray(measure.values(found.point("full", None)), dtype=float)
     base = 0.0 if measure.sign > 0 else full.mean()
-    shown = tuple(score for score in SCORES if any((score, p) in values for p in PROTECTIONS))
+    shown = tuple(score for score in SCORES if any(score == each for each, _ in values))
     cells = np.full((len(shown), len(PROTECTIONS)), np.nan)
     for i, score in enumerate(shown):
         for j, protection in enumerate(PROTECTIONS):
@@ -144,6 +146,31 @@ def panel(sweep: str, budget: str, by: Measure | None = None) -> Panel:
         *(sweep, found.task, budget, measure, measure.sign, shown, cells, gains),
         explained=_explained(shown, values),
     )
+
+
+def split(
+    sweep: str,
+    budget: str,
+    by: Measure | None = None,
+    without: Collection[str] = (),
+    under: Collection[str] = tuple(PROTECTIONS),
+) -> dict[str, Interval]:
+    """Split the variance as a panel does, without some scores, or under some protections."""
+    found = stored_summary(sweep)
+    values = _values(found, found.budgets[budget], by or main_measure(found.points))
+    values = {at: each for at, each in values.items() if at[1] in under}
+    shown = [each for each in SCORES if each not in without and any(each == s for s, _ in values)]
+    return _explained(shown, values)
+
+
+def _values(found: TaskSummary, entries: int, measure: Measure) -> dict[tuple[str, str], Array]:
+    """Return the values of every cell, by score and protection."""
+    values: dict[tuple[str, str], Array] = {}
+    for point in found.points:
+        score, protection = _split(point.method)
+        if point.budget == entries and protection in PROTECTIONS and measure.values(point):
+            values[score, protection] = np.asarray(measure.values(point), dtype=float)
+    return values
 
 
 def _split(method: str) -> tuple[str, str]:
@@ -256,6 +283,19 @@ def left_open() -> Iterator[dict[str, Any]]:
             "decided by drafts": sum(b > a for a, b in decided),
             "not decided by drafts": sum(a > b for a, b in decided),
         }
+
+
+def told_apart(*sweeps: str) -> Table:
+    """List how many pairs of scores measures tell apart, and accepted length beside them."""
+    rows = []
+    for each in left_open():
+        if each["sweep"] in sweeps:
+            apart = each["pairs"] - each["open"]
+            both = apart - each["not decided by drafts"]
+            figures = each["pairs"], apart, both, each["decided by drafts"]
+            rows.append([MEASURED[each["sweep"]], *map(str, figures)])
+    columns = "measure", "pairs", "told apart by it", "of these, by accepted length, too"
+    return Table((*columns, "by accepted length alone"), rows)
 
 
 def _decided(

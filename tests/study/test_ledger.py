@@ -1,14 +1,16 @@
 """What pages say about results is what is stored, in figures and verdicts, and has a row."""
 
 import re
+import zlib
 from dataclasses import replace
 
 import pytest
 
+from kvlab.fast.lab.sweep import run
 from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.fast.lab.sweep.summary import summarise
 from study import stored
-from study.ledger import NUMBER, PAGES, Page, Row, read, written
+from study.ledger import NUMBER, PAGES, SAID, Page, Row, Verdict, flat, panel, read, written
 
 SOME = """H2O solves «81.0 (72.2–87.5) %», and that is
 «significantly better»."""
@@ -26,20 +28,54 @@ def test_a_page_says_what_is_stored(name):
     assert not list(read(name).faults())
 
 
-def another(text):
-    """Change the last digit, or the verdict, of a text."""
-    if numbers := list(NUMBER.finditer(text)):
-        at = numbers[-1].end() - 1
-        return f"{text[:at]}{(int(text[at]) + 1) % 10}{text[at + 1 :]}"
-    return "better" if "not" in text or "worse" in text else "not significant"
+def others(text, item):
+    """Yield the text with other figures, and with another verdict."""
+    tested = any(isinstance(each, str | Verdict) for each in flat(item))
+    for number in NUMBER.finditer(text):
+        at = number.end() - 1
+        yield f"{text[:at]}{(int(text[at]) + 1) % 10}{text[at + 1 :]}"
+    if said := {each.lastgroup for each in SAID.finditer(text)} if tested else ():
+        yield SAID.sub("better" if "open" in said else "not significant", text)
+    elif not NUMBER.search(text):
+        yield "sixteen"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_other_figure_and_verdict_is_refused(name):
     for row in read(name).rows:
         for text, item in zip(row.texts, row.items(), strict=True):
-            wrong = another(text)
-            assert written(wrong, item) != wrong, (row.words, text)
+            wrong = list(others(text, item))
+            assert wrong and all(written(each, item) != each for each in wrong), (row.words, text)
+
+
+@pytest.fixture
+def forgotten():
+    """Read what is stored anew, and once more when the test is done."""
+    caches = (stored.stored_summary, panel)
+    _ = [each.cache_clear() for each in caches]
+    yield
+    _ = [each.cache_clear() for each in caches]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forgotten")
+def test_every_row_notices_that_all_stored_results_change(monkeypatch):
+    def hurt(x):
+        mark = 2 + zlib.crc32(x.method.encode()) % 8
+        figures = {name: getattr(x, name) for name in ("loss", "accepted", "nbytes", "entries")}
+        figures = {name: y and y * mark for name, y in figures.items()}
+        figures |= {"prompt_tokens": 5, "tokens": 9} if x.tokens else {}
+        return replace(x, **figures, solved=None if x.solved is None else mark % 2 == 0)
+
+    def changed(directory):
+        found = read_stored(directory)
+        return replace(found, rows=list(map(hurt, found.rows)))
+
+    monkeypatch.setattr(run, "read_stored", changed)
+    pages = [replace(read(name), settings=[".*"]) for name in PAGES]
+    told = "\n".join(each for page in pages for each in page.faults())
+    same = [row.words for page in pages for row in page.rows if row.words not in told]
+    assert same == ["«167, 222, 277 and 388» entries are «30, 40, 50 and 70 %»."], "of the plan"
 
 
 def test_words_that_are_not_there_and_results_without_a_row_are_told():

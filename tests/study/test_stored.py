@@ -6,16 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mkdocs.exceptions import PluginError
+from stored_tables import MARK, on_page_markdown
 from sweeping import made
 
-from kvlab.fast.lab.evaluate.controls import gains_table, is_control, is_significant, matched
+from kvlab.fast.lab.evaluate.controls import is_control, matched
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
 from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.lab.sweep.plan import read_sweep
-from kvlab.fast.lab.sweep.summary import TaskSummary, main_measure
+from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.reference.proofs.ledger import ledger
 from study import after_eviction, readings
-from study import map as study_map
 from study.stored import REAL, RESULTS, stored_file, stored_summary
 
 
@@ -71,40 +72,20 @@ def test_the_ledger_has_what_is_stored(command, rows, figures_of):
             assert list(figures) == stored, (each.where, name)
 
 
-def test_the_page_of_results_shows_what_is_stored():
-    page = Path("docs/results.md").read_text("utf-8")
-    for name in ("study", "baselines", "loss_smollm2", "newer_loss"):
-        found = stored_summary(name)
-        table = gains_table(found.gains, main_measure(found.points))
-        assert table.markdown("`{}`".format).strip() in page
-    for name in ("needle_smollm2", "needle_2k_smollm2"):
-        found = stored_summary(name)
-        assert not any(map(is_significant, found.gains)), "as the page says"
-        for point in found.points:
-            assert point.interval.percent() in page
+def test_marks_of_a_page_become_tables_of_stored_results():
+    page = on_page_markdown(Path("docs/results.md").read_text("utf-8"))
+    assert "| `h2o` | **+5.7 (+3.6 to +8.9)** |" in page and not MARK.search(page)
+    assert "| `tova@per_head=true` | 10.0 (2.8–30.1) | 0.0 (0.0–16.1) | 30.0 (10.8–" in page
+    with pytest.raises(PluginError, match="must name one of gains, needles"):
+        on_page_markdown("<!-- losses: study -->")
 
 
-def test_lengths_give_what_was_counted_and_the_pages_say_it():
+def test_lengths_give_what_was_counted():
     counted = {
         x.budget: x.after_eviction for x in stored_summary("loss_smollm2").points if x.budget
     }
-    results = Path("docs/results.md").read_text("utf-8")
     for row in after_eviction.rated("loss_smollm2"):
         assert row["after"].written == counted[row["budget"]].written
-        assert f"{row['after'].written} " in results
-    loss, writing = (
-        {row["budget"]: row["after"].written for row in after_eviction.rated(f"map_{name}_budgets")}
-        for name in ("loss", "writing")
-    )
-    page = Path("docs/score_or_protection.md").read_text("utf-8")
-    assert (loss[39], writing[26]) == ("99 %", "99 %") and "at least 99 %" in page
-    assert f"at 50 %, {writing[64]} of those written do, but only {loss[96]}" in page
-
-
-def test_the_page_of_both_knobs_shows_what_is_stored():
-    page = Path("docs/score_or_protection.md").read_text("utf-8")
-    for name in ("papers_jumps", "papers_smollm2"):
-        assert study_map.papers(name).markdown("`{}`".format).strip() in page
 
 
 def test_without_protection_neither_h2o_nor_caote_solves_a_program():

@@ -1,0 +1,58 @@
+"""Tables of stored results, in the place of marks such as ``<!-- gains: study -->``."""
+
+import re
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+
+from kvlab.fast.lab.evaluate.controls import gains_table
+from kvlab.fast.lab.sweep.summary import main_measure
+from kvlab.fast.lab.tables import Table
+from study import map as study_map
+from study.stored import stored_summary
+
+MARK = re.compile(r"<!-- (\w+): ([\w ]+) -->")
+
+
+def gains(sweep: str) -> Table:
+    """List what methods gain over their controls, if any gain is significant."""
+    found = stored_summary(sweep)
+    return gains_table(found.gains, main_measure(found.points))
+
+
+def needles(short: str, long: str) -> Table:
+    """List the shares of needles that methods and their controls find in two sweeps."""
+    headings = ("1,000 tokens", "its control", "2,000 tokens", "its control")
+    rows: dict[str, list[str]] = {}
+    for found in map(stored_summary, (short, long)):
+        controls = {each.first: each.second for each in found.gains}
+        for point in found.points[1:]:
+            control = found.point(controls.get(point.method, point.method), point.budget)
+            shares = (each.interval for each in (point, control))
+            rows.setdefault(point.method, []).extend(x.percent() for x in shares if x)
+    return Table(("found, %", *headings), [[method, *cells] for method, cells in rows.items()])
+
+
+TABLES = {
+    "gains": (gains, "`{}`"),
+    "needles": (needles, "`{}`"),
+    "papers": (study_map.papers, "`{}`"),
+    "apart": (study_map.told_apart, "{}"),
+}
+"""By the first word of a mark; the others name sweeps. With the form of the first cell of a row."""
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the marks of a page.
+
+    Raises:
+        PluginError: if a mark asks for a table that is not known.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        if found[1] not in TABLES:
+            raise PluginError(f"{found[0]} must name one of {', '.join(TABLES)}")
+        make, form = TABLES[found[1]]
+        return make(*found[2].split()).markdown(form.format)
+
+    return MARK.sub(table, markdown)
