@@ -20,8 +20,8 @@ from jaxtyping import Float
 
 from kvlab.fast.lab.drawing import NARROW, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.controls import is_significant
-from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, paired_tests
-from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.evaluate.pairs import Measure, paired_tests
+from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
 from kvlab.fast.lab.sweep.summary import ACCEPTED, TaskSummary, main_measure
 from kvlab.fast.lab.tables import Table
 from kvlab.reference.notation import Array
@@ -179,22 +179,21 @@ def _split(method: str) -> tuple[str, str]:
     return score.rstrip("@,"), protection
 
 
-def _explained(shown: Sequence[str], values: Any, resamples: int = 1000) -> dict[str, Interval]:
+def _explained(shown: Sequence[str], values: Any) -> dict[str, Interval]:
     """Split the variance of the cells into score, protection, and both together.
 
-    Cells stand for scores and protections that all ran; intervals resample the units.
+    Cells stand for scores and protections that all ran; intervals are over the units, each of which
+    stands for what leaving it out changes (the jackknife's pseudo-values).
     """
     columns = [p for p in PROTECTIONS if sum((s, p) in values for s in shown) > len(shown) / 2]
     rows = [s for s in shown if all((s, p) in values for p in columns)]
     units = np.stack([np.stack([values[s, p] for p in columns]) for s in rows])
-    rng, n = np.random.default_rng(0), units.shape[2]
-    draws = [units.mean(axis=2)]
-    draws += [units[:, :, rng.integers(n, size=n)].mean(axis=2) for _ in range(resamples)]
-    shares = np.array([_shares(each) for each in draws])
-    low, high = np.quantile(shares[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    names = ("score", "protection", "match")
-    ends = zip(shares[0].tolist(), low.tolist(), high.tolist(), strict=True)
-    return {name: Interval(*each) for name, each in zip(names, ends, strict=True)}
+    cells, n = units.mean(axis=2), units.shape[2]
+    shares = np.array(_shares(cells))
+    without = np.array([_shares((n * cells - units[..., i]) / (n - 1)) for i in range(n)])
+    found = zip(shares.tolist(), (n * shares - (n - 1) * without).T, strict=True)
+    own = [replace(mean_interval(each, 0.0, 1.0), mean=share) for share, each in found]
+    return dict(zip(("score", "protection", "match"), own, strict=True))
 
 
 def _shares(cells: Float[Array, "scores protections"]) -> tuple[float, float, float]:

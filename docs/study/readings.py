@@ -6,6 +6,7 @@ Every option that a paper's divergences name runs on the same problems as the de
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -86,8 +87,8 @@ def differences(summary: TaskSummary, compared: Iterable[Pair]) -> Iterator[Diff
             if refusal := default.refusal or other.refusal:
                 raise ValueError(f"{each.option_run} did not run on every problem: {refusal}")
             found = (
-                paired_difference(_values(default, name), _values(other, name))
-                for name in ("solved", "output_error", "kl")
+                paired_difference(_values(default, name), _values(other, name), most)
+                for name, most in (("solved", 1.0), ("output_error", inf), ("kl", inf))
             )
             share = float(np.mean(default.outcomes))
             yield Difference(each.option, each.default_run, each.option_run, budget, share, *found)

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import inf
 from statistics import fmean
 from typing import Any
 
 from kvlab.fast.lab.evaluate.statistics import (
     LEVEL,
+    T_INTERVAL,
     Interval,
     holm,
     mcnemar,
@@ -31,6 +33,8 @@ class Measure:
     """Returns the values of a row; none if it was not measured."""
     sign: int = -1
     """1 where more is better, −1 where less is."""
+    most: float = inf
+    """The largest value that there can be; the smallest is 0."""
     after: str = "after_eviction"
     """Name of the row's field that says how often it was measured after an eviction."""
 
@@ -60,7 +64,7 @@ class Test:
     """Units where only the first has a yes; None if the measure is no yes or no."""
     only_second: int | None = None
     difference: Interval
-    """First mean less the second, with Tango's score interval or the bootstrap's."""
+    """First mean less the second, with Tango's score interval or the t interval."""
     p: float
     """Two-sided p-value of McNemar's exact test, or of the one that flips signs."""
     p_adjusted: float
@@ -108,7 +112,7 @@ def _test(
         only = _alone(one, other)
         difference = paired_shares(only[1], only[0], len(one))
     else:
-        difference = paired_difference(other, one)
+        difference = paired_difference(other, one, measure.most)
     better = max((first, second), key=measure.goodness).method
     return Test(
         measure=measure.name,
@@ -197,7 +201,7 @@ def explained_tests(tests: Sequence[Test]) -> list[str]:
     if others := list(dict.fromkeys(test.measure for test in tests if test.only_first is None)):
         said.append(
             f"{', '.join(others)}: difference of the means over the units, 1st less 2nd, with the "
-            f"{LEVEL:.0%} bootstrap interval; p: permutation test that flips signs"
+            f"{LEVEL:.0%} {T_INTERVAL}; p: permutation test that flips signs"
         )
     last = "p is two-sided; Holm: p adjusted over all pairs of the measure, intervals are not"
     return [*said, last]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -13,7 +13,13 @@ import numpy as np
 LEVEL = 0.95
 """Level of every interval; tests are called significant below 1 − LEVEL."""
 
-RESAMPLES, Z = 10_000, NormalDist().inv_cdf(0.5 + LEVEL / 2)
+ROUNDING = 1e-12
+"""Relative spread below which values are equal but for rounding."""
+
+T_INTERVAL = "t interval (wider on the long side of skewed values)"
+"""What captions call `mean_interval`."""
+
+DRAWS, Z = 10_000, NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
 
 @dataclass(frozen=True)
@@ -26,17 +32,21 @@ class Interval:
 
     @property
     def decides(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval excludes 0; one without width, of equal values, decides nothing."""
+        return self.low < self.high and (self.low > 0 or self.high < 0)
 
     def percent(self, digits: int = 1) -> str:
         """Write a share in percent."""
         return self.written(f".{digits}f", scale=100)
 
     def written(self, form: str, to: str = "–", scale: float = 1.0) -> str:
-        """Write mean and ends as numbers of a format such as ``.3g``, multiplied by ``scale``."""
+        """Write mean and ends as numbers of a format such as ``.3g``, multiplied by ``scale``.
+
+        Equal values have no spread to make an interval from: no ends are written then.
+        """
         mean, low, high = (f"{scale * x:{form}}" for x in (self.mean, self.low, self.high))
-        return re.sub(r"(?<!e)-", "−", f"{mean} ({low}{to}{high})")
+        ends = f"{low}{to}{high}" if self.low < self.high else "all equal"
+        return re.sub(r"(?<!e)-", "−", f"{mean} ({ends})")
 
 
 def wilson(outcomes: Sequence[bool]) -> Interval:
@@ -50,23 +60,49 @@ def wilson(outcomes: Sequence[bool]) -> Interval:
     return Interval(share, max(0.0, min(share, low)), min(1.0, max(share, high)))
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Return the mean of second − first and its percentile bootstrap interval over the pairs."""
-    if len(first) != len(second) or len(first) < 2:
-        raise ValueError(f"{len(first)} and {len(second)} values must be equally many, at least 2")
-    change = np.asarray(second) - np.asarray(first)
-    means = _drawn(len(change)) @ change / len(change)
-    low, high = np.quantile(means, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
-    return Interval(float(change.mean()), float(low), float(high))
+def mean_interval(values: Sequence[float], least: float = -inf, most: float = inf) -> Interval:
+    """Return a mean and its t interval, whose end on the long side of skewed values is further out.
+
+    That end is the one of Hall's transformation (1992, "On the removal of skewness by
+    transformation"), which the t statistic needs there. Of equal values both ends are the mean.
+
+    Args:
+        values: one for each unit.
+        least: the smallest mean that there can be, so also the smallest end.
+        most: the largest one.
+
+    Raises:
+        ValueError: if there are fewer than two values; one value has no interval.
+    """
+    from scipy.special import stdtrit  # the t distribution, without the time of scipy.stats
+
+    x = np.asarray(values, dtype=float)
+    n = len(x)
+    if n < 2:
+        raise ValueError(f"{n} values must be at least 2: fewer have no interval")
+    mean = float(x.mean())
+    spread = float(x.std(ddof=1))
+    if spread <= ROUNDING * np.abs(x).max():
+        return Interval(mean, mean, mean)
+    near = far = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) / sqrt(n)
+    skew = float(((x - mean) ** 3).mean()) / spread**3
+    if (size := abs(skew)) > 1e-6:  # below, rounding is larger than the difference
+        far = 3 / size * (1 - float(np.cbrt(1 - size * (near + size / (6 * n)))))
+    below, above = (near, far) if skew > 0 else (far, near)
+    return Interval(mean, max(least, mean - below * spread), min(most, mean + above * spread))
 
 
-@lru_cache(maxsize=2)
-def _drawn(values: int) -> np.ndarray:
-    """Return how often each resample draws each value, ``[resamples, values]``."""
-    chosen = np.random.default_rng(0).integers(values, size=(RESAMPLES, values))
-    places = chosen + values * np.arange(RESAMPLES)[:, None]
-    counts = np.bincount(places.ravel(), minlength=places.size)
-    return counts.reshape(places.shape).astype(float)
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], most: float = inf
+) -> Interval:
+    """Return `mean_interval` of second − first, whose absolute values are at most ``most``.
+
+    Raises:
+        ValueError: if they are not equally many, or fewer than two.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} and {len(second)} values must be equally many")
+    return mean_interval(np.asarray(second) - np.asarray(first), -most, most)
 
 
 def paired_shares(only_first: int, only_second: int, trials: int) -> Interval:
@@ -97,11 +133,6 @@ def _border(rejects: Callable[[float], bool], inside: float, end: float) -> floa
     return inside
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Return a mean and its percentile bootstrap interval; it takes two values at least."""
-    return paired_difference([0.0] * len(values), values)
-
-
 def perplexity_of(losses: Sequence[float], tokens: Sequence[int]) -> float:
     """Return the perplexity of texts, from each text's loss per token in nats, and its tokens."""
     return exp(float(np.average(losses, weights=tokens)))
@@ -119,7 +150,7 @@ def sign_flips(changes: Sequence[float]) -> float:
     """Return the two-sided p-value of the paired permutation test (Fisher 1935).
 
     It is the share of choices of signs whose mean is at least as far from 0; of more than
-    `RESAMPLES` choices, so many are drawn.
+    `DRAWS` choices, so many are drawn.
     """
     change = np.asarray(changes, dtype=float)
     means = np.abs(_signs(len(change)) @ change)
@@ -129,9 +160,9 @@ def sign_flips(changes: Sequence[float]) -> float:
 @lru_cache(maxsize=2)
 def _signs(values: int) -> np.ndarray:
     """Return choices of signs, ``[choices, values]``: all, or drawn ones after the observed one."""
-    if 2**values <= RESAMPLES:
+    if 2**values <= DRAWS:
         return np.array([*product((1.0, -1.0), repeat=values)])
-    signs = np.random.default_rng(0).choice((1.0, -1.0), size=(RESAMPLES, values))
+    signs = np.random.default_rng(0).choice((1.0, -1.0), size=(DRAWS, values))
     signs[0] = 1.0
     return signs
 

@@ -16,7 +16,7 @@ from kvlab.fast.lab.evaluate.controls import (
     explained,
     gains_table,
 )
-from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, explained_tests
+from kvlab.fast.lab.evaluate.pairs import LEVEL, T_INTERVAL, TESTS, explained_tests
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.latex import write_latex
 from kvlab.fast.lab.points import (
@@ -270,7 +270,7 @@ def accuracy_legend(found: Sequence[TaskSummary]) -> list[str]:
     losses = any(point.perplexity_interval for point in ran)
     known = {
         f"In brackets: {LEVEL:.0%} intervals, Wilson's of problems solved": shares,
-        f"In brackets: the {LEVEL:.0%} bootstrap interval of tokens accepted": drafts,
+        f"In brackets: the {LEVEL:.0%} {T_INTERVAL} of tokens accepted": drafts,
         f"In brackets: {LEVEL:.0%} intervals, of perplexity that of the loss less the full "
         "cache's, paired over the problems": losses,
         BUDGET_CAPTION: EXCEEDED in written,
@@ -348,13 +348,13 @@ def figure_columns(points: Sequence[Point]) -> tuple[Column, ...]:
 
 
 BOTH = (
-    f"error, KL: means of measured problems, along the full cache's answers, with {LEVEL:.0%} "
-    "bootstrap intervals"
+    f"error, KL: means of measured problems, along the full cache's answers, each with its "
+    f"{LEVEL:.0%} {T_INTERVAL}"
 )
 EXPLAINED = {
     "accepted %": (
         "accepted: share of the full cache's tokens that the compressed cache drafts, with the "
-        f"{LEVEL:.0%} bootstrap interval over the problems",
+        f"{LEVEL:.0%} {T_INTERVAL} over the problems",
     ),
     "until rejected": (
         "until rejected: mean tokens before the first that the compressed cache does not draft",
@@ -362,7 +362,7 @@ EXPLAINED = {
     "gap": ("gap: perplexity less the full cache's",),
     "nats": (
         "nats: loss per token less the full cache's, paired over the problems, with the "
-        f"{LEVEL:.0%} bootstrap interval",
+        f"{LEVEL:.0%} {T_INTERVAL}",
     ),
     "entries": (ENTRIES,),
     "KiB": ("KiB: most of keys and values in all layers",),

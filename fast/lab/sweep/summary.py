@@ -77,8 +77,9 @@ class Point(MeasuredRow):
 
     @cached_property
     def measured(self) -> Mapping[str, Interval]:
-        """Mean and bootstrap interval of each of `MEASURED`, over two or more problems."""
-        return {name: mean_interval(each) for name, each in self.figures.items() if len(each) > 1}
+        """Mean and interval of each of `MEASURED`, over two or more problems."""
+        several = {name: each for name, each in self.figures.items() if len(each) > 1}
+        return {name: mean_interval(each, least=0.0) for name, each in several.items()}
 
     @property
     def solved(self) -> float | None:
@@ -103,7 +104,7 @@ class Point(MeasuredRow):
 
     @cached_property
     def nats(self) -> Interval | None:
-        """Loss per token less the full cache's, mean over the problems with bootstrap interval."""
+        """Loss per token less the full cache's, mean over the problems with its interval."""
         if self.gap is None or self.full is None or self.method == FULL or len(self.losses) < 2:
             return None
         return paired_difference(self.full.losses, self.losses)
@@ -119,8 +120,8 @@ class Point(MeasuredRow):
 
     @cached_property
     def accepted(self) -> Interval | None:
-        """Mean and bootstrap interval of ``drafts``, over two or more problems."""
-        return mean_interval(self.drafts) if len(self.drafts) > 1 else None
+        """Mean and interval of ``drafts``, over two or more problems."""
+        return mean_interval(self.drafts, 0.0, 1.0) if len(self.drafts) > 1 else None
 
     @property
     def until_rejected(self) -> float | None:
@@ -161,7 +162,7 @@ class Point(MeasuredRow):
 
 
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
-ACCEPTED = Measure("accepted", lambda point: point.drafts, sign=1)
+ACCEPTED = Measure("accepted", lambda point: point.drafts, sign=1, most=1.0)
 LOSS = Measure("nats per token", lambda point: point.losses)
 ALONG = tuple(
     Measure(name, lambda point, of=of: point.figures.get(of, ()), after="steps_after_eviction")
