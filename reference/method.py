@@ -74,6 +74,8 @@ class Method(ABC):
     compared: ClassVar[tuple[str, ...]] = ()
     """Specifications for comparisons on texts of some 200 tokens, as those of the embedded model;
     empty: the method with its defaults."""
+    seeded_by: ClassVar[str] = "seed"
+    """The option, if there is one of this name, that a run gives its seed unless it is stated."""
     before_another: ClassVar["type[Wrapper] | None"] = None
     """What the method's name means before another method, as in ``random:h2o``."""
 

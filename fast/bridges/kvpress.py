@@ -1,9 +1,12 @@
 """kvpress, both ways: its scorer presses are methods here, and methods of kvlab are presses there.
 
 ``kvpress:ExpectedAttentionPress`` is a method, with the press's fields as options; so is a scorer
-press in a file that ``KVLAB_METHODS`` names.
+press in a file that ``KVLAB_METHODS`` names. It keeps what the press keeps in kvpress.
 """
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
 from inspect import signature
@@ -26,6 +29,8 @@ from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.huggingface.rotary import rotation
 from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference import policy as reference
+from kvlab.reference.checks import check_at_least
+from kvlab.reference.generators import seeded
 from kvlab.reference.method import Method, require_budget
 from kvlab.reference.methods import parse
 from kvlab.reference.observation import Clock, Needs
@@ -34,12 +39,24 @@ from kvlab.reference.outside import import_named, named
 NEWEST = 256
 """Hidden states of the newest tokens that a press is given during generation, as in kvpress."""
 
+OF_WHOLE_PROMPTS = (
+    kvpress.CompactorPress,
+    kvpress.KVzapPress,
+    kvpress.LeverageScorePress,
+    kvpress.NonCausalAttnPress,
+)
+"""Presses that read the hidden state of every entry, so they can rate nothing but a prompt."""
+
 
 @dataclass(frozen=True)
 class PressScore(reference.Score):
     """What a press says an entry is worth."""
 
     press: Any
+    budget: int
+    """Entries that are kept, from which follows the press's share."""
+    edges: reference.Edges
+    draw_seed: int
     needs = Needs(rows="none", hidden_states=True)
     signed = True
 
@@ -55,15 +72,30 @@ class Pressed(Method):
     """``after_prefill``, as presses do; ``every_block``: a fixed budget at all times."""
     every: int = 1
     """Generated tokens between two evictions under ``every_block``."""
+    draw_seed: int = 0
+    """Seed of all that the press draws; a ``seed`` of its own stays what it is in kvpress."""
+
+    seeded_by = "draw_seed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(0, draw_seed=self.draw_seed)
 
     def policy(self, budget: int | None) -> reference.Policy:
         budget, kind = require_budget(self.name, budget), scorer(self.name.partition(":")[2])
         press = kind(**{name: getattr(self, name) for name, *_ in options_of(kind)})
         once = self.schedule == "after_prefill"
+        if not once and isinstance(press, OF_WHOLE_PROMPTS):
+            raise ValueError(
+                f"schedule = {self.schedule!r} must be 'after_prefill' for {self.name}, which "
+                "rates nothing but whole prompts"
+            )
         schedule = reference.AfterPrefill() if once else reference.EveryBlock(self.every)
-        edges = reference.Edges(getattr(self, "n_sink", 0), getattr(self, "window_size", 0))
-        entries = reference.Entries(budget)
-        return reference.Policy(self.name, PressScore(press), schedule, edges, entries)
+        first, newest = ("n_sink", "num_sinks", "sink_size_start"), ("window_size", "sink_size_end")
+        sinks, recent = (max(getattr(self, each, 0) for each in own) for own in (first, newest))
+        edges, entries = reference.Edges(sinks, recent), reference.Entries(budget)
+        score = PressScore(press, budget, edges, self.draw_seed)
+        return reference.Policy(self.name, score, schedule, edges, entries)
 
 
 @cache
@@ -78,19 +110,38 @@ def method_of(name: str) -> type[Method]:
 
 def scorer(name: str) -> type:
     """Return the scorer press of this name; ValueError if none that can be a method has it."""
-    other = kvpress.ScorerPress, kvpress.ObservedAttentionPress  # it reads all attention weights
     found = {k: x for each in (kvpress, *map(import_named, named())) for k, x in vars(each).items()}
-    scorers = {k: x for k, x in found.items() if isinstance(x, type) and issubclass(x, other[0])}
-    usable = {key: x for key, x in scorers.items() if x not in other and only_scores(x)}
+    presses = {
+        key: each
+        for key, each in found.items()
+        if isinstance(each, type) and issubclass(each, kvpress.BasePress)
+    }
+    usable = sorted(key for key, each in presses.items() if not more_than_scores(each))
     if name not in usable:
-        raise ValueError(f"kvpress:{name}: the name must be one of {', '.join(sorted(usable))}")
-    return usable[name]
+        why = f" {more_than_scores(presses[name])};" if name in presses else ":"
+        raise ValueError(f"kvpress:{name}{why} the name must be one of {', '.join(usable)}")
+    return presses[name]
 
 
-def only_scores(kind: Any) -> bool:
-    """Say whether a press evicts what it rates lowest, and is made of options alone."""
-    asks = any(each.default is each.empty for each in signature(kind).parameters.values())
-    return kind.compress is kvpress.ScorerPress.compress and not asks
+def more_than_scores(kind: Any) -> str:
+    """Say why a press is not a score of entries that is made of options alone; empty if it is."""
+    parameters = signature(kind).parameters
+    asked = [name for name, each in parameters.items() if each.default is each.empty]
+    wrapped = [name for name in parameters if name.removesuffix("es").endswith("press")]
+    own = [
+        name
+        for name in ("compress", "forward_hook", "__call__")
+        if getattr(kind, name) is not getattr(kvpress.ScorerPress, name)
+    ]
+    if [name for name in wrapped if name[0] != "_"]:
+        return "wraps other presses"
+    if issubclass(kind, kvpress.ObservedAttentionPress):
+        return "reads the attention weights of the whole prompt, which are not computed here"
+    if own:
+        return f"does more than rate entries, in {', '.join(own)}"
+    if asked:
+        return f"needs {', '.join(asked)}, which no option can be"
+    return "rates nothing" if kind.score is kvpress.ScorerPress.score else ""
 
 
 def options_of(kind: type) -> list[tuple[str, type, Any]]:
@@ -120,8 +171,14 @@ class PressRating(Score[PressScore]):
     def rate(
         self, module: Any, row: int, state: State, seen: Observation, scores: Float[Tensor, "G n"]
     ) -> None:
-        """Write the scores of one sequence; the press is given its entries by position."""
-        order = seen.positions[row].argsort(dim=-1)[:, -seen.cache.counts[row] :]
+        """Write the scores of one sequence; the press is given its entries by position.
+
+        Of equal scores at the threshold those that ``torch.topk`` keeps, as presses do, are raised
+        a little. ValueError if the press cannot rate so many entries, or would evict some at the
+        edges, as where it rates more entries as high as these than it may keep.
+        """
+        spec, entries = self.spec, seen.cache.counts[row]
+        order = seen.positions[row].argsort(dim=-1)[:, -entries:]
         places = order[..., None].expand(-1, -1, seen.keys.shape[-1])
         number_format = next(module.parameters()).dtype
         tensors = [x[row].gather(1, places)[None] for x in (seen.keys, seen.values)]
@@ -130,8 +187,40 @@ class PressRating(Score[PressScore]):
         keys, values, hidden = (each.to(number_format) for each in tensors)
         turned = module.rotary_emb(hidden, at[at >= 0][None])
         given = {"hidden_states": hidden, "position_embeddings": turned}
-        rated = self.spec.press.score(module, hidden, keys, values, None, given)[0]
-        scores.scatter_(1, order, rated.expand_as(order).to(scores.dtype))
+        kept = min(spec.budget, entries)
+        drawn = spec.draw_seed, module.layer_idx, int(at.max()) + 1
+        which = f"kvpress:{type(spec.press).__name__} cannot keep {kept} of {entries} entries: "
+        try:
+            with seeded(*drawn), compressing(spec.press, entries, kept) as press:
+                rated = press.score(module, hidden, keys, values, None, given)[0]
+        except AssertionError as error:
+            raise ValueError(f"{which}{error}") from error
+        best = rated.topk(kept, dim=-1)
+        chosen = torch.zeros_like(rated, dtype=torch.bool).scatter_(-1, best.indices, True)
+        newest = entries - spec.edges.recent
+        if not (chosen[:, : spec.edges.sinks].all() and chosen[:, newest:].all()):
+            raise ValueError(f"{which}too many of them have the score of those that it protects")
+        tied = chosen & (rated == best.values[:, -1:])
+        found = rated.to(scores.dtype)
+        found = torch.where(tied, found.nextafter(torch.full_like(found, math.inf)), found)
+        scores.scatter_(1, order, found.expand_as(order))
+
+
+@contextmanager
+def compressing(press: Any, entries: int, kept: int) -> Iterator[Any]:
+    """Give a press, for one call, the ratio under which it keeps ``kept`` of ``entries``.
+
+    Some presses read it in their scores. It is the share removed, or the largest number below that
+    keeps as many after kvpress's rounding.
+    """
+    before, ratio = press.compression_ratio, 1 - kept / entries
+    while int(entries * (1 - ratio)) < kept:
+        ratio = math.nextafter(ratio, 0)
+    press.compression_ratio = ratio
+    try:
+        yield press
+    finally:
+        press.compression_ratio = before
 
 
 def prepared(model: Any, number: int, press: Any) -> Any:

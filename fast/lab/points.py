@@ -19,6 +19,7 @@ from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
+from kvlab.reference.generators import seeded
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.selection import budget_entries
@@ -174,14 +175,16 @@ def measure_points(
     """Measure every point: a method, and a budget if it takes one.
 
     ``measure`` returns a point's row, or raises what the module's docstring says; a row of the
-    class ``refused`` then says why. ``report`` is called before each point, ``tell`` with each row,
+    class ``refused`` then says why. Every point finds the shared generators with the same seed.
+    ``report`` is called before each point, ``tell`` with each row,
     and ``steps`` keeps the rows of methods that could run. ValueError if none could.
     """
     asked, rows, steps = list(asked), [], steps or Steps()
     for number, (method, budget) in enumerate(asked):
         report(number, len(asked), method)
         try:
-            rows.append(steps.do((method, budget), partial(measure, method, budget)))
+            with seeded(0):
+                rows.append(steps.do((method, budget), partial(measure, method, budget)))
         except Exception as error:
             rows.append(refused(method=method, budget=budget, **reason(error)))
         tell(rows[-1])

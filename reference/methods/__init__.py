@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, TypeVar, get_args
 
@@ -273,14 +274,21 @@ class Spec:
         """Whether a part of the composition is defined outside of kvlab."""
         return not all(type(each).__module__.startswith("kvlab.") for each in self.method.parts)
 
+    @property
+    def library(self) -> str:
+        """The library that a part comes from, with its version; empty if none does."""
+        found = {each.name.partition(":")[0] for each in self.method.parts} & LIBRARIES.keys()
+        return ", ".join(f"{each} {version(each)}" for each in sorted(found))
+
     def seeded(self, seed: int) -> str:
-        """Return it with a seed if it draws at random, unless its text states one."""
+        """Return it with the seeds of what draws at random, unless its text states them."""
         spec = variants().get(self.text, self.text)
         written = spec.partition("@")[2]
-        draws = any("seed" in _options(type(each)) for each in self.method.parts)
-        if not draws or "seed" in read_options(spec, written):
-            return spec
-        return f"{spec}{',' if written else '@'}seed={seed}"
+        known = {
+            each.seeded_by for each in self.method.parts if each.seeded_by in _options(type(each))
+        }
+        seeds = [f"{name}={seed}" for name in sorted(known - read_options(spec, written).keys())]
+        return f"{spec}{',' if written else '@'}{','.join(seeds)}" if seeds else spec
 
 
 @cache

@@ -2,19 +2,33 @@
 
 import sys
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from outside import methods_named
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, pipeline
 from transformers.models.llama import LlamaForCausalLM
 
 from kvlab.fast import compress
+from kvlab.fast.lab.sweep.jobs import in_this_process
+from kvlab.fast.lab.sweep.plan import make_plan, make_sweep
+from kvlab.fast.models.loading import load
 from kvlab.reference import methods
+from kvlab.reference.generators import seeded
 from kvlab.reference.models import reasoner_directory
 
 kvpress = pytest.importorskip("kvpress", reason="needs kvpress, in an environment of its own")
+kvzap, statistics = (
+    import_module(f"kvpress.presses.{name}")
+    for name in ("kvzap_press", "expected_attention_with_stats")
+)
 press = import_module("kvlab.fast").press
+bridge = import_module("kvlab.fast.bridges.kvpress")
 
 TOKENS, KEPT = 96, 48
 SAME = {
@@ -51,7 +65,8 @@ def under(press, model, ids):
     cache = DynamicCache()
     with torch.inference_mode(), press(model):
         model(ids, past_key_values=cache)
-    return [layer.keys for layer in cache.layers]
+    keys: list[Any] = [layer.keys for layer in cache.layers]
+    return keys
 
 
 def compressed(model, ids, method, budget=KEPT, **options):
@@ -89,6 +104,207 @@ def test_a_press_of_another_budget_keeps_other_entries(model, ids):
         assert_same(compressed(model, ids, "kvpress:KnormPress"), theirs)
 
 
+# --- every press against itself ------------------------------------------------------------------
+
+THE_SAME = (
+    *("CURPress", "CURPress@use_random_leverage=True", "CapPress", "CompactorPress"),
+    *("CompactorPress@blending=0.0", "CompactorPress@sketch_dimension=4"),
+    *("ExpectedAttentionPress", "ExpectedAttentionStatsPress"),
+    *("KVzapPress", "KVzapPress@model_type=linear", "KeyDiffPress", "KnormPress"),
+    *("LagKVPress@lag_size=16", "LagKVPress@lag_size=8,cross_scoring=True"),
+    *("LeverageScorePress", "LeverageScorePress@sketch_dimension=4"),
+    *("NonCausalAttnPress", "NonCausalAttnPress@chunk_size=32", "QFilterPress", "RandomPress"),
+    *("RandomPress@seed=7", "SnapKVPress@window_size=16", "StreamingLLMPress", "TOVAPress"),
+)
+"""Every scorer press of kvpress that is a method."""
+DRAWING = (
+    *("CURPress@use_random_leverage=True", "CompactorPress@sketch_dimension=4", "RandomPress"),
+    "LeverageScorePress@sketch_dimension=4",
+)
+
+WRAPS, ITS_OWN = "wraps other presses", "does more than rate entries, in "
+REFUSED = {
+    **dict.fromkeys(("AdaKVPress", "BlockPress", "CAMPress", "ChunkKVPress", "ChunkPress"), WRAPS),
+    **dict.fromkeys(("ComposedPress", "CompressionRatioDecodingPress", "DMSPress"), WRAPS),
+    **dict.fromkeys(("CriticalAdaKVPress", "CriticalKVPress", "DecodingPress"), WRAPS),
+    **dict.fromkeys(("EntropyGatedChunkKVPress", "KeyRerotationPress", "LUKVPress"), WRAPS),
+    **dict.fromkeys(("MergingPress", "PerLayerCompressionPress", "PrefillDecodingPress"), WRAPS),
+    **dict.fromkeys(("DuoAttentionPress", "FinchPress", "SimLayerKVPress"), f"{ITS_OWN}compress"),
+    **dict.fromkeys(("PyramidKVPress", "ThinKPress"), f"{ITS_OWN}compress"),
+    **dict.fromkeys(("FastKVzipPress", "KVComposePress", "KVgradPress", "KVzipPress"), ITS_OWN),
+    **dict.fromkeys(("RestoreKVPress", "BasePress"), ITS_OWN),
+    "ObservedAttentionPress": "reads the attention weights of the whole prompt",
+    "ScorerPress": "rates nothing",
+}
+"""The other presses, and why they are no methods."""
+
+
+def name_of(spec):
+    return spec.partition("@")[0]
+
+
+def test_every_press_of_kvpress_is_compared_with_itself_or_refused():
+    presses = {name for name in kvpress.__all__ if name.endswith("Press")}
+    assert presses == {*map(name_of, THE_SAME), *REFUSED}
+    assert len(presses) == 46
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_more_than_a_score_is_no_method(name):
+    with pytest.raises(ValueError, match=rf"kvpress:{name} {REFUSED[name]}.*must be one of CURP"):
+        methods.get(f"kvpress:{name}", KEPT)
+
+
+@pytest.fixture
+def weights(monkeypatch):
+    """Weights for the presses that fetch theirs for a model of the hub: these are drawn."""
+
+    def drawn(make):
+        def of_name(*_, **__):
+            with seeded(0):
+                return make()
+
+        return staticmethod(of_name)
+
+    def of(config):
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        channels, groups = config.hidden_size // heads, config.num_key_value_heads
+        found = statistics.ExpectedAttentionStats(layers, heads, channels, "", "", 1, 1, 4)
+        with seeded(0):
+            torch.nn.init.normal_(found.query_mean)
+            torch.nn.init.normal_(found.query_cov, std=0.1)
+        zap = kvzap.KVzapConfig(
+            input_dim=config.hidden_size, output_dim=groups, n_modules=layers, hidden_dim=8
+        )
+        for owner, name, make in (
+            (kvpress.QFilterPress, "load_q_filters", lambda: torch.randn(layers, groups, channels)),
+            (kvzap.KVzapModel, "from_pretrained", lambda: kvzap.KVzapModel(zap)),
+            (statistics.ExpectedAttentionStats, "from_pretrained", lambda: found),
+        ):
+            monkeypatch.setattr(owner, name, drawn(make))
+
+    return of
+
+
+def heads_apart(model, ids, spec, ratio, method=None):
+    """Return the heads that keep other entries under a press of kvpress than under a method.
+
+    The press is run by kvpress, and draws what the method draws.
+    """
+    name, options = name_of(spec), methods.read(f"kvpress:{spec}").method
+    own = {key: getattr(options, key) for key, *_ in bridge.options_of(getattr(kvpress, name))}
+    theirs = getattr(kvpress, name)(ratio, **own)
+    compress_once = theirs.compress
+
+    def compress_seeded(module, *given):
+        with seeded(0, module.layer_idx, ids.shape[1]):
+            return compress_once(module, *given)
+
+    theirs.compress = compress_seeded
+    whole, wanted = (under(each, model, ids) for each in (kvpress.KnormPress(0.0), theirs))
+    kept = [
+        {*(entries[:, None] == some).all(dim=-1).int().argmax(dim=0).tolist()}
+        for layers in zip(whole, wanted, strict=True)
+        for entries, some in zip(*(layer[0] for layer in layers), strict=True)
+    ]
+    with (
+        torch.inference_mode(),
+        compress(model, method or f"kvpress:{spec}", len(kept[0])) as cache,
+    ):
+        model(ids, past_key_values=cache)
+        ours = [
+            head for each in cache.text.layers.copies() for head in each.columns["positions"][0]
+        ]
+    assert len(kept) == len(ours) and all(map(len, kept))
+    return [n for n, head in enumerate(ours) if {*head.tolist()} != kept[n]]
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+@pytest.mark.parametrize("spec", THE_SAME)
+def test_a_press_keeps_what_it_keeps_in_kvpress(spec, ratio, model, ids, weights):
+    weights(model.config)
+    assert heads_apart(model, ids[:1], spec, ratio) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", THE_SAME)
+def test_a_press_keeps_what_it_keeps_in_kvpress_in_90_heads(spec, weights, smollm2):
+    model, ids = smollm2
+    weights(model.config)
+    assert heads_apart(model, ids, spec, 0.5) == []
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    try:
+        model, tokenizer = load("smollm2")
+    except FileNotFoundError as error:
+        pytest.skip(f"needs SmolLM2: {error}")
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    ids = tokenizer(text, return_tensors="pt").input_ids[:, :400]
+    assert model.config.num_hidden_layers * model.config.num_key_value_heads == 90
+    return model, ids
+
+
+@pytest.mark.parametrize("spec", DRAWING)
+def test_another_seed_is_another_draw(spec, model, ids):
+    sign = "," if "@" in spec else "@"
+    other = f"kvpress:{spec}{sign}draw_seed=1"
+    assert heads_apart(model, ids[:1], spec, 0.5, other) == [0, 1, 2, 3]
+    assert methods.read(f"kvpress:{spec}").seeded(1) == other
+    assert methods.read(f"random:{other}").seeded(2) == f"random:{other},seed=2"
+
+
+def test_a_press_that_draws_is_the_same_alone_and_in_company_and_leaves_the_generators(model, ids):
+    spec, before = "kvpress:LeverageScorePress", torch.get_rng_state()
+    both = compressed(model, ids, spec)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(5)
+    for row in (0, 1):
+        alone = compressed(model, ids[[row]], spec)
+        assert_same(alone, [layer[[row]] for layer in both])
+
+
+def test_compactor_blends_by_the_share_that_is_removed(model, ids):
+    spec, other = "CompactorPress", "kvpress:CompactorPress@blending="
+    assert heads_apart(model, ids[:1], spec, 0.5, f"{other}0.0") == [0, 1, 2, 3]
+    assert heads_apart(model, ids[:1], spec, 0.5, f"{other}0.5") == []
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))))
+def test_the_ratio_of_a_press_keeps_as_many_as_the_budget(both):
+    entries, kept = both
+    press = kvpress.KnormPress(0.25)
+    with bridge.compressing(press, entries, kept):
+        assert 0 <= press.compression_ratio == pytest.approx(1 - kept / entries, abs=1e-12)
+        assert int(entries * (1 - press.compression_ratio)) == kept
+    assert press.compression_ratio == 0.25
+
+
+@pytest.mark.parametrize(
+    "name", ["CompactorPress", "KVzapPress", "LeverageScorePress", "NonCausalAttnPress"]
+)
+def test_a_press_of_whole_prompts_does_not_rate_during_generation(name):
+    with pytest.raises(ValueError, match=f"must be 'after_prefill' for kvpress:{name}, which rate"):
+        methods.get(f"kvpress:{name}@schedule=every_block", KEPT)
+
+
+@pytest.mark.parametrize(
+    ("spec", "budget", "why"),
+    [
+        ("LagKVPress@lag_size=16", 24, "too many of them have the score of those that it protects"),
+        ("NonCausalAttnPress@chunk_size=0", 48, "chunk_size must be positive"),
+    ],
+)
+def test_what_a_press_cannot_rate_is_refused_by_its_name(spec, budget, why, model, ids):
+    cannot = rf"kvpress:{name_of(spec)} cannot keep {budget} of 96 entries: {why}"
+    with pytest.raises(ValueError, match=cannot):
+        compressed(model, ids, f"kvpress:{spec}", budget)
+
+
+# --- in kvlab's runs -----------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", ["SnapKVPress", "LagKVPress", "ExpectedAttentionPress"])
 def test_blocks_and_padding_change_nothing(name, model, ids):
     options = {"SnapKVPress": {"window_size": 16}, "LagKVPress": {"lag_size": 16}}.get(name, {})
@@ -114,6 +330,23 @@ def test_a_press_evicts_at_every_step_and_its_control_protects_the_same(model, i
     own, control = methods.get(spec, KEPT), methods.get(f"random:{spec}", KEPT)
     assert own.protect == control.protect != methods.get("kvpress:KnormPress", KEPT).protect
     assert own.schedule == control.schedule
+
+
+def test_a_job_of_a_press_that_draws_repeats_and_is_told_apart():
+    press, budget = "kvpress:LeverageScorePress@sketch_dimension=4", 40
+    wanted = {"methods": [press, "h2o"], "budgets": [budget], "problems": 2, "batch": 1}
+    wanted |= {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"], "measured": 2}
+    jobs = list(make_plan(make_sweep(wanted)).jobs())
+    drawing = [job for job in jobs if job.method == press]
+    assert [job.seeded for job in drawing] == [f"{press},draw_seed={seed}" for seed in (0, 1009)]
+    assert {job.library for job in drawing} == {f"kvpress {version('kvpress')}"}
+    assert {job.library for job in jobs if job.method == "h2o"} == {""}
+    first, again = (
+        {job.id: [{**vars(row), "seconds_per_token": None} for row in rows] for job, rows in done}
+        for done in map(in_this_process, (jobs, drawing[::-1]))
+    )
+    assert again == {job.id: first[job.id] for job in drawing}
+    assert all(row["kl"] > 0 for rows in again.values() for row in rows)
 
 
 OWN = """
@@ -164,9 +397,3 @@ def test_a_method_runs_in_the_pipeline_of_kvpress():
 def test_what_is_more_than_an_eviction_after_the_prompt_is_no_press(method):
     with pytest.raises(ValueError, match="to be a press"):
         press(method, 0.5)
-
-
-@pytest.mark.parametrize("name", ["ObservedAttentionPress", "CriticalKVPress", "PyramidKVPress"])
-def test_what_is_more_than_a_score_is_no_method(name):
-    with pytest.raises(ValueError, match="must be one of CURPress"):
-        methods.get(f"kvpress:{name}", KEPT)

@@ -33,6 +33,7 @@ from kvlab.fast.lab.points import ORACLE, most_entries, reason, tokens_after
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
+from kvlab.reference.generators import seeded
 from kvlab.reference.policy import Policy
 from kvlab.reference.processes import process_pool, threads_of_processes
 
@@ -120,6 +121,8 @@ def _result(job: Job, problem: int, **found: Any) -> Result:
 def do_job(job: Job) -> list[Result]:
     """Do a job; the same job gives the same results, except for the time that it took.
 
+    What draws from the generators that the process shares is given the job's seed.
+
     A method that a problem's length rules out is refused on this problem, and one that turns out
     not to work on all of the job's. ValueError if methods from outside were changed meanwhile.
     """
@@ -130,7 +133,8 @@ def do_job(job: Job) -> list[Result]:
     fitting = [each for each in questions if refusals[each.number] is None]
     figures: dict[int, Figures] = {}
     try:
-        figures = _figures(job, fitting)
+        with seeded(job.draw_seed):
+            figures = _figures(job, fitting)
     except ValueError as error:
         refusals |= {each.number: str(error) for each in fitting}
     return [
@@ -308,10 +312,14 @@ _kept: dict[str, tuple[Any, Any]] = {}
 
 
 def _once(kind: str, key: Any, make: Callable[[], Any]) -> Any:
-    """Return what was made last if the key is the same; else free it, and make another one."""
+    """Return what was made last if the key is the same; else free it, and make another one.
+
+    Whether it is made anew changes nothing that the job draws.
+    """
     if kind not in _kept or _kept[kind][0] != key:
         _kept.pop(kind, None)
-        _kept[kind] = key, make()
+        with seeded(0):
+            _kept[kind] = key, make()
     return _kept[kind][1]
 
 

@@ -322,6 +322,7 @@ class Job:
     device: str = ""
     dtype: str = ""
     versions: str = ""
+    library: str = ""
     """This and what stands above, from ``kvlab`` on, as in `Plan`."""
     loading: tuple[str, str | None, str | None] = AS_IT_COMES
     """As in `Sweep`; results depend on what was found: ``device`` and ``dtype``."""
@@ -342,11 +343,14 @@ class Job:
         return self.model, self.task, self.method, self.budget
 
     @property
+    def draw_seed(self) -> int:
+        """Seed of all that is drawn while the job is done: every seed and batch draws anew."""
+        return self.seed + BETWEEN_BATCHES * self.first
+
+    @property
     def seeded(self) -> str:
-        """The method as it is run: every seed and every batch draws anew."""
-        if self.method == ORACLE:
-            return ORACLE
-        return methods.read(self.method).seeded(self.seed + BETWEEN_BATCHES * self.first)
+        """The method as it is run, with the seed if it draws."""
+        return ORACLE if self.method == ORACLE else methods.read(self.method).seeded(self.draw_seed)
 
     @property
     def label(self) -> str:
@@ -378,6 +382,8 @@ class Plan:
     """Number format in which each model is loaded."""
     versions: str = ""
     """The packages that compute, besides kvlab."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Per method from outside, the library that it comes from, with its version."""
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -421,6 +427,7 @@ class Plan:
                     device=self.device,
                     dtype=self.dtypes.get(model, ""),
                     versions=self.versions,
+                    library=self.libraries.get(method, ""),
                     loading=self.sweep.loading,
                 )
 
@@ -456,13 +463,12 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
         outside=methods.discover() if any(map(_from_outside, sweep.methods)) else "",
         device=device or backends.device_here(sweep.backend, sweep.device),
         versions=backends.versions_of(sweep.backend),
+        libraries={spec: methods.read(spec).library for spec in filter(_from_outside, sweep.runs)},
     )
     for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
         location = model_location(model, hub=sweep.backend == "fast")
-        encode, mark = (
-            backends.load_encoder(location, sweep.backend),
-            backends.fingerprint(location),
-        )
+        encode = backends.load_encoder(location, sweep.backend)
+        mark = backends.fingerprint(location)
         plan.dtypes[model] = backends.dtype_of(location, sweep.backend, sweep.dtype)
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
@@ -490,8 +496,5 @@ def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
         from kvlab.fast.models.loading import load_tokenizer_of
 
         tokenizer = load_tokenizer_of(location)
-    return [
-        question
-        for seed in part.seeds
-        for question in task.questions(tokenizer, encode, part.problems, seed)
-    ]
+    seeds, count = part.seeds, part.problems
+    return [each for seed in seeds for each in task.questions(tokenizer, encode, count, seed)]

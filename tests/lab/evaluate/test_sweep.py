@@ -103,6 +103,7 @@ def test_an_id_changes_with_all_that_results_depend_on(small):
         "device": "NVIDIA H100",
         "dtype": "bfloat16",
         "versions": "numpy 1.0",
+        "library": "kvpress 0.5.5",
     }
     changed = [replace(job, **{name: value}).id for name, value in changes.items()]
     assert len({job.id, *changed}) == len(changes) + 1
