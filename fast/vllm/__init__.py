@@ -56,9 +56,7 @@ def __getattr__(name: str) -> type:
 
     if asked_of(get_current_vllm_config_or_none()) is None:
         return own_backend(name)
-    from kvlab.fast.vllm.backend import wrapped
-
-    return wrapped(name)
+    return import_module(f"{__name__}.backend").wrapped(name)
 
 
 def own_backend(name: str) -> type:
