@@ -3,15 +3,21 @@
 The driver hands jobs to Ray and keeps what they return, so that no file system has to be shared.
 Ray starts the processes, which keep their model from job to job. A job whose process dies is handed
 out again; nodes that join get jobs, and the sweep does not wait for nodes that leave. If the driver
-dies, Ray ends its tasks.
+dies, Ray ends its tasks; a cluster of its own ends with it, because a `keeper` holds that.
 """
 
 import logging
 import os
+import re
 import socket
+import subprocess
+import sys
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
@@ -23,14 +29,18 @@ from ray.exceptions import RayError, RayTaskError
 from kvlab.fast.lab.evaluate.backends import device_here
 from kvlab.fast.lab.steps import versions
 from kvlab.fast.lab.sweep.jobs import Done, Failure, Result, attempt
+from kvlab.fast.lab.sweep.keeper import REACHED
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.reference.methods import discover_again
 from kvlab.reference.outside import OUTSIDE, named
 
 ADDRESS = "RAY_ADDRESS"
 
+STARTING = 90.0
+"""Seconds until Ray that does not start counts as broken."""
+
 PATIENCE = 10.0
-"""Seconds until a cluster that does not answer counts as not there."""
+"""Seconds until a cluster that does not answer, or does not end, counts as not there."""
 
 MOST_QUEUED = 1000
 """Jobs that Ray is given at a time; it runs as many as the cluster has room for."""
@@ -129,29 +139,75 @@ def relevant_versions() -> dict[str, str | None]:
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Connect to the cluster, and leave or end it."""
-    address = os.environ.get(ADDRESS) or "local"
-    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    already = ray.is_initialized()
-    try:
-        _check_reachable(address)
-        ray.init(
-            address,
-            ignore_reinit_error=already,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="kvlab",
-            **own,
-        )
-    except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        raise ConnectionError(
-            f"{ADDRESS} = {address} cannot be reached: {_one_line(error)}"
-        ) from None
-    try:
+    """Connect to the cluster, and leave or end it; ConnectionError if there is none to connect to.
+
+    One that is made for this run ends with this process, also if that is killed.
+    """
+    if ray.is_initialized():
         yield
-    finally:
-        if not already:
-            ray.shutdown()
+        return
+    asked = os.environ.get(ADDRESS)
+    with ExitStack() as stack:
+        try:
+            if asked:
+                _check_reachable(asked)
+            else:
+                _ask_for_token()
+            address = stack.enter_context(_kept(asked or "local"))
+            stack.callback(ray.shutdown)
+            quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
+            ray.init(address, namespace="kvlab", **quiet)
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
+            what = f"{ADDRESS} = {asked} cannot be reached" if asked else "Ray cannot start here"
+            raise ConnectionError(f"{what}: {_one_line(error)}") from None
+        yield
+
+
+def _ask_for_token() -> None:
+    """Let the cluster of this run ask for a token, as Ray's do that `ray.init` starts."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        with suppress(ImportError):  # the module moves, and older versions know no tokens
+            from ray._raylet import Config  # type: ignore[attr-defined]
+
+            Config.initialize("")  # read again what was read when Ray was imported
+
+
+@contextmanager
+def _kept(address: str) -> Iterator[str]:
+    """Let a `keeper` reach a cluster, or start one; return the address to connect to.
+
+    OSError with what Ray said if it fails, or takes longer than `STARTING` seconds.
+    """
+    command = [sys.executable, "-m", "kvlab.fast.lab.sweep.keeper", address]
+    with TemporaryDirectory(prefix="kvlab-ray-", ignore_cleanup_errors=True) as room:
+        said = Path(room) / "said.txt"
+        with said.open("wb") as file:
+            streams: Any = {"stdin": subprocess.PIPE, "stdout": file, "stderr": file}
+            process: Any = subprocess.Popen(command, start_new_session=True, **streams)
+        try:
+            reached = _address_in(said, process)
+            try:
+                yield reached
+            finally:
+                process.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(PATIENCE)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _address_in(said: Path, process: Any) -> str:
+    """Wait for the line of a `keeper` that has the address; OSError if it does not come."""
+    end, ended, text = time.monotonic() + STARTING, False, ""
+    while not ended and time.monotonic() < end:
+        time.sleep(0.05)
+        ended = process.poll() is not None
+        text = said.read_text(encoding="utf-8", errors="replace")
+        if found := re.search(rf"^{REACHED}(.+)\n", text, re.MULTILINE):
+            return found[1]
+    raise OSError(text if ended else f"no answer within {STARTING:g} seconds")
 
 
 def _check_reachable(address: str) -> None:
@@ -164,5 +220,5 @@ def _check_reachable(address: str) -> None:
 def _one_line(error: Exception) -> str:
     """Return the line of Ray's report that says most."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if "Error: " in line]
-    return (causes or lines or [type(error).__name__])[-1 if causes else 0].strip()
+    causes = [line for line in lines if "Error: " in line] or lines[:1]
+    return (causes or [type(error).__name__])[-1].strip()

@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-from contextlib import nullcontext
+import socket
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,103 @@ def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, held, tmp_
     assert len(read_stored(out).missing()) > 0
     finished(*command, RAY_ADDRESS="")
     assert results(out) == expected
+
+
+def processes_of_ray(ancestor: int) -> set[Path]:
+    """Return the processes below one, which are Ray's; they stay in the set when it has ended."""
+    found, parents = {ancestor}, {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            stat = (directory / "stat").read_text().rpartition(")")[2].split()
+            parents[int(directory.name)] = int(stat[1])
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {Path(f"/proc/{number}") for number in found - {ancestor}}
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_ends_leaves_no_process_behind(undisturbed, held, tmp_path, signalled):
+    (path, _), (gate, lines) = undisturbed, held
+    command = ("sweep", str(path), "--out", str(tmp_path / "out"), "--engine", "ray")
+    with kvlab(*command, "--workers", "2", before=lines, RAY_ADDRESS="") as process:
+        gate.wait_until_held(process, workers=2)
+        left = processes_of_ray(process.pid)
+        assert len([x for x in left if (x / "cmdline").read_bytes().startswith(TITLE)]) == 2
+        process.send_signal(signalled)
+        process.communicate(timeout=900)
+    wait_until(lambda: not any(map(running, left)), seconds=30)  # Ray's agents alone stay longer
+
+
+def running(directory: Path) -> bool:
+    """Say whether a process runs; one that has ended may wait for its parent."""
+    with suppress(OSError):
+        return (directory / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def refused_in_one_line(*command: str, **environment: str) -> str:
+    with kvlab(*command, **environment) as process:
+        _, said = process.communicate(timeout=900)
+    assert process.returncode == 2, said
+    (line,) = [line for line in said.splitlines() if "starting" not in line and line.strip()]
+    return line
+
+
+def test_ray_that_cannot_start_is_one_line(undisturbed, tmp_path):
+    command = ("sweep", str(undisturbed[0]), "--out", str(tmp_path / "out"), "--engine", "ray")
+    deep = tmp_path / ("x" * 120)  # for a socket
+    deep.mkdir()
+    line = refused_in_one_line(*command, RAY_ADDRESS="", RAY_TMPDIR=str(deep))
+    assert line.startswith("kvlab: Ray cannot start here: ")
+    assert "path length" in line
+
+
+@contextmanager
+def deaf():
+    """Give the address of a port at which nobody answers what is asked."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_cluster_that_never_answers_is_given_up(monkeypatch):
+    monkeypatch.setattr(cluster, "STARTING", 8.0)
+    with deaf() as address:
+        monkeypatch.setenv(cluster.ADDRESS, address)
+        words = f"^RAY_ADDRESS = {address} cannot be reached: no answer within 8 seconds$"
+        with pytest.raises(ConnectionError, match=words), cluster.connected():
+            pass
+
+
+def test_ctrl_c_ends_the_wait_for_a_cluster(undisturbed, tmp_path):
+    command = ("sweep", str(undisturbed[0]), "--out", str(tmp_path / "out"), "--engine", "ray")
+    with deaf() as address, kvlab(*command, RAY_ADDRESS=address) as process:
+        wait_until(lambda: process.poll() is not None or processes_of_ray(process.pid))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+
+
+ABORTS = """
+import os, sys
+def init(*arguments, **options):
+    print("[2026 C 1 1] raylet died: no free memory\\n*** stack ***\\n" + "    frame\\n" * 45,
+          file=sys.stderr, flush=True)
+    os.abort()
+"""
+
+
+def test_ray_that_aborts_does_not_end_the_driver(tmp_path, monkeypatch):
+    """A stand-in for it: the process that starts it is another one."""
+    (tmp_path / "ray.py").write_text(ABORTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv(cluster.ADDRESS, raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    words = r"^Ray cannot start here: .*no free memory$"
+    with pytest.raises(ConnectionError, match=words), cluster.connected():
+        pass
 
 
 # --- without a cluster ---------------------------------------------------------------------------
