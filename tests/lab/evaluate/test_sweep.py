@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from outside import SOURCE, methods_named, write_files
-from sweeping import SMALL, Gate, kvlab, results
+from sweeping import SMALL, Gate, kvlab, results, wait_until
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
@@ -433,6 +433,28 @@ def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
     found = CliRunner().invoke(app, [*common, "--json"])
     assert json.loads(found.stdout)["done now"] == 1
     assert "(raylet) A worker died" in found.stderr
+
+
+def children(process: int) -> set[Path]:
+    """Return the processes that a process has started, but for that which cleans up after it."""
+    stats = [path for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
+    of = {path.parent: path.read_text().rpartition(")")[2].split()[1] for path in stats}
+    mine = {path for path, parent in of.items() if parent == str(process)}
+    return {path for path in mine if b"spawn_main" in (path / "cmdline").read_bytes()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read in /proc")
+def test_a_killed_sweep_leaves_no_process_behind(small, tmp_path):
+    _, directory = small
+    command = ("sweep", str(directory / "sweep.toml"), "--out", str(tmp_path / "out"))
+    with kvlab(*command, "--workers", "2") as process:
+        wait_until(lambda: [*tmp_path.glob("out/results/*.parquet")])  # they are at work
+        left = children(process.pid)
+        process.kill()
+        process.wait()
+    assert len(left) == 2
+    wait_until(lambda: not any(map(Path.exists, left)), seconds=60)
 
 
 def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path, monkeypatch):
