@@ -144,6 +144,16 @@ def test_without_seeds_a_job_would_find_something_else(drawing, monkeypatch):
     assert found(in_this_process, [job]) != found(in_this_process, [job])
 
 
+def test_whether_a_process_makes_anew_what_it_keeps_changes_nothing_that_is_drawn():
+    drawn = []
+    for _ in range(2):
+        with seeded(1):
+            doing._once("answers", "key", shared)
+            drawn.append(shared())
+    doing._kept.clear()
+    assert drawn[0] == drawn[1]
+
+
 def test_every_seed_and_batch_draws_anew(drawing):
     jobs = [job for job in planned("fast", (0, 3)) if job.method == "drawn"]
     assert [job.draw_seed for job in jobs] == [0, 1009, 3, 1012]
