@@ -143,8 +143,9 @@ class Pages(Budget):
         least = max(2, ceil(protected / self.page)) * self.page
         if self.budget < least:
             raise ValueError(
-                f"budget = {self.budget} must be at least {least}: two pages of {self.page}, and "
-                f"room for the {protected} entries of the pages that hold a protected entry"
+                f"budget = {self.budget} must be at least {least} with page = {self.page}: two "
+                f"pages of {self.page}, and room for the {protected} entries of the pages that "
+                "hold a protected entry"
             )
 
 
