@@ -28,6 +28,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ MASKED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """Front matter, code, comments, tags and addresses."""
+MARKED = re.compile("«(.*?)»", re.DOTALL)
 CELLS = re.compile(r"^\|(?!.*\n\|[ :|-]+$).*$", re.MULTILINE)
 """Rows of tables below their headings."""
 
@@ -264,7 +266,7 @@ class Row:
     @property
     def texts(self) -> list[str]:
         """What is computed, as it stands in the words."""
-        return re.findall("«(.*?)»", self.words, re.DOTALL)
+        return MARKED.findall(self.words)
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -377,20 +379,21 @@ class Page:
         """Put the stored figures into the page and its rows; other verdicts stay as they are."""
         text, rows = self.text, []
         for row in self.rows:
-            pairs = zip(row.texts, row.computed, strict=True)
-            right = [old if "⟨" in new else new for old, new in pairs]
-            text = row.pattern.sub(lambda found, right=right: put(found, right), text)
-            new = iter(right)
-            words = re.sub("«.*?»", lambda _, new=new: f"«{next(new)}»", row.words, flags=re.DOTALL)
+            items = row.items()
+            text = row.pattern.sub(lambda found, items=items: restated(found, items), text)
+            new = iter(items)
+            words = MARKED.sub(lambda found, new=new: restated(found, [next(new)]), row.words)
             rows.append(replace(row, words=words))
         return replace(self, text=text, rows=rows)
 
 
-def put(found: re.Match[str], texts: Sequence[str]) -> str:
-    """Return what was found with other texts in its groups."""
+def restated(found: re.Match[str], items: Sequence[Item]) -> str:
+    """Return what was found with the stored figures in its groups, but for another verdict."""
     edges = [found.start(), *(edge for group in found.regs[1:] for edge in group), found.end()]
-    between = [found.string[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    return "".join(x for pair in zip(between, [*texts, ""], strict=True) for x in pair)
+    parts = [found.string[a:b] for a, b in pairwise(edges)]
+    right = [written(*each) for each in zip(parts[1::2], items, strict=True)]
+    parts[1::2] = [old if "⟨" in new else new for old, new in zip(parts[1::2], right, strict=True)]
+    return "".join(parts)
 
 
 def results(
