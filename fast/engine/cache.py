@@ -54,16 +54,21 @@ class BatchClock:
     @property
     def prefilling(self) -> bool:
         """Whether the block belongs to the prompts, which end together."""
-        return self.rows[0].prefilling
+        return next(row.prefilling for row in self.rows if row.block)
 
     @property
     def seen(self) -> Int[Tensor, "N 1 1"]:
         """Tokens of each sequence, the block included."""
-        return self.once("seen", lambda: self.positions[:, -1:, None] + 1)
+        return self.once("seen", self._seen)
+
+    def _seen(self) -> Int[Tensor, "N 1 1"]:
+        if min(self.present):  # the last token is of the block
+            return self.positions[:, -1:, None] + 1
+        return self.prompt.new_tensor([row.seen for row in self.rows])[:, None, None]
 
     def oldest_of(self, recent: int) -> Int[Tensor, "N 1 1"]:
         """Return the position of the first of the ``recent`` newest tokens."""
-        return self.once(("oldest", recent), lambda: self.positions[:, -1:, None] - (recent - 1))
+        return self.once(("oldest", recent), lambda: self.seen - recent)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns, and make it only once."""

@@ -314,8 +314,9 @@ class Policy:
         return self.score.tensors_alone and self.protect.tensors_alone
 
     def due(self, clock: BatchClock) -> list[bool]:
-        """Say for every sequence whether to decide after this block."""
-        return clock.once("due", lambda: [self.schedule.due(row) for row in clock.rows])
+        """Say for every sequence whether to decide after this block; never if it has no token."""
+        rows = clock.rows
+        return clock.once("due", lambda: [row.block > 0 and self.schedule.due(row) for row in rows])
 
     def ended(self, clock: BatchClock) -> bool:
         """Say whether nothing is decided about after this block."""

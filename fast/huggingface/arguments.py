@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvlab.fast.huggingface.generation import how_to_go_on
 from kvlab.fast.huggingface.identity import invoked_adapters
+from kvlab.fast.huggingface.padding import Blocks
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.huggingface.text import State, StreamClock, Text
 
@@ -59,10 +60,8 @@ class Arguments:
         self.first_position = first_position(model)
         self.longest_alike = longest_alike(model)
 
-    def checked(
-        self, text: Text, stated: Mapping[str, Any]
-    ) -> tuple[Tensor, Bool[Tensor, "N m"] | None]:
-        """Return the inputs of a call, and which are no padding; ValueError if one is wrong."""
+    def checked(self, text: Text, stated: Mapping[str, Any]) -> tuple[Tensor, Blocks]:
+        """Return the inputs of a call, and its blocks; ValueError if an argument is wrong."""
         clock = text.clock
         refuse_flags(self.configs, stated)
         refuse_unknown(type(self.model).__name__, self.taken, stated)
@@ -77,11 +76,14 @@ class Arguments:
         real = real_tokens(clock, stated.get("attention_mask"), N, m)
         if m > 1 and "position_ids" in stated:
             refuse_packed(stated["position_ids"], real)
-        if m > (self.block_size or m):
-            self._refuse_in_blocks(clock, stated, m)
+        blocks = Blocks(real, m, self.block_size)
+        if len(blocks.parts) > 1:
+            self._refuse_in_blocks(clock, stated, blocks.longest)
+        if len(blocks.parts) > 1 or blocks.columns is not None:
+            self._refuse_elsewhere(stated, len(blocks.parts) > 1)
         if text.policy.specification.reposition:
             self._check_positions(clock, stated, real, m)
-        return inputs, real
+        return inputs, blocks
 
     def _refuse_in_blocks(self, clock: StreamClock, given: Mapping[str, Any], m: int) -> None:
         length = max((row.seen for row in clock.rows), default=0) + m
@@ -100,16 +102,18 @@ class Arguments:
                 "PEFT counts from the end of a call where it begins (alora_invocation_tokens); "
                 "call compress() without block_size"
             )
-        for name in not_text(given):
-            raise ValueError(
-                f"{name} cannot be used with a prompt longer than block_size: call compress() "
-                "without block_size for prompts with more than text"
-            )
+
+    def _refuse_elsewhere(self, given: Mapping[str, Any], in_blocks: bool) -> None:
+        """Refuse what would have to be read, or returned, in other places than in the call's."""
+        where, instead = "padding behind a token", "pad on the left"
+        if in_blocks:
+            where, instead = "a prompt longer than block_size", "call compress() without block_size"
         flags = (setting(self.configs, given, name, True) for name in PER_TOKEN)
-        for found in (*filter(None, flags), *(["labels"] if "labels" in given else [])):
-            raise ValueError(f"{found} cannot be used with a prompt longer than block_size")
+        labels = ["labels"] if "labels" in given else []
+        for found in (*not_text(given), *filter(None, flags), *labels):
+            raise ValueError(f"{found} cannot be used with {where}: {instead}")
         if not isinstance(given.get("logits_to_keep", 0), int):
-            raise ValueError("logits_to_keep must be a number with a prompt longer than block_size")
+            raise ValueError(f"logits_to_keep must be a number with {where}: {instead}")
 
     def _check_positions(
         self, clock: StreamClock, given: Mapping[str, Any], real: Tensor | None, m: int
@@ -157,8 +161,6 @@ def real_tokens(
             "attention_mask must leave at least one token in every row: for a padded prompt in "
             "pieces, give it at once and use compress(block_size=...)"
         )
-    if not real[:, -1].all():
-        raise ValueError("attention_mask must pad on the left: the last token is real")
     return None if real.all() else real
 
 

@@ -1,7 +1,7 @@
 """Puts a cache into a model, and takes it away again."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from kvlab.fast.huggingface.arguments import configs_of, refuse_checkpointing, r
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
 from kvlab.fast.huggingface.forward import Forward
-from kvlab.fast.huggingface.generation import checked_generate
+from kvlab.fast.huggingface.generation import WITH_OWN_CACHES, checked_generate, refused
 
 KNOWN_ATTENTION = ("sdpa", "flex_attention", *(f"flash_attention_{n}" for n in (2, 3, 4)))
 """Implementations of transformers, beside the model's own ``eager`` one, that compute the same."""
@@ -93,12 +93,12 @@ def attached(
                 f"{type(model).__name__} does not use transformers' attention interface: kvlab "
                 "cannot compress it; use it without compress()"
             )
-        forward = Forward(attachment, block_size, graphs).as_method()
-        with (
-            _replaced(model, "_kvlab", NotCopied()),
-            _replaced(model, "forward", forward),
-            _replaced(model, "generate", checked_generate(attachment)),
-        ):
+        replaced = {"_kvlab": NotCopied(), "generate": checked_generate(attachment)}
+        replaced["forward"] = Forward(attachment, block_size, graphs).as_method()
+        replaced |= {name: refused(name) for name in WITH_OWN_CACHES if hasattr(model, name)}
+        with ExitStack() as stack:
+            for name, function in replaced.items():
+                stack.enter_context(_replaced(model, name, function))
             try:
                 yield
             finally:

@@ -12,6 +12,7 @@ from kvlab.fast.engine.layers import Watch
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.fast.huggingface.identity import adapted
+from kvlab.fast.huggingface.padding import WindowLayer
 from kvlab.fast.huggingface.rotary import Rotation
 from kvlab.fast.huggingface.text import Text
 
@@ -39,7 +40,7 @@ class Attachment(ExitStack):
         self.compressed = [n for n, kind in enumerate(kinds) if kind is DynamicLayer]
         """Numbers of the layers that the policy decides about: those of full attention."""
         self.masks_nothing = len(self.compressed) == len(layers)
-        self.recurs = not {*kinds} <= {DynamicLayer, DynamicSlidingWindowLayer}
+        self.recurs = not {*kinds} <= {DynamicLayer, WindowLayer}
         """Whether the model has recurrent layers."""
         self.reads_in_pieces = not self.recurs
         """Whether a text may come in pieces: if there are recurrent layers, `agreement` says so."""
@@ -52,7 +53,11 @@ class Attachment(ExitStack):
 
     def new_layers(self) -> list[Any]:
         """Return empty layers of transformers' own cache for this model."""
-        return DynamicCache(config=self.model.config).layers
+        layers = DynamicCache(config=self.model.config).layers
+        for layer in layers:
+            if type(layer) is DynamicSlidingWindowLayer:
+                layer.__class__ = WindowLayer
+        return layers
 
     def new_text(self) -> Text:
         """Return a text without tokens."""

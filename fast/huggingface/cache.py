@@ -1,6 +1,7 @@
 """The cache that `compress` gives to a model, as its user sees it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvlab.fast.huggingface import saving
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import CompressedLayer
 from kvlab.fast.huggingface.identity import writes_to
+from kvlab.fast.huggingface.padding import WindowLayer
 from kvlab.fast.huggingface.text import OneThread, Text
 from kvlab.reference.observation import Clock
 
@@ -75,6 +77,23 @@ class CompressedCache(Cache):
     @property
     def _others(self) -> list[Any]:
         return [layer for layer in self.layers if not isinstance(layer, CompressedLayer)]
+
+    @contextmanager
+    def padded(self, padding: Int[Tensor, " N"] | None) -> Iterator[None]:
+        """Let windows of layers that are left alone know how much padding a block begins with."""
+        windows = [each for each in self._others if isinstance(each, WindowLayer)]
+        for layer in windows:
+            layer.padding = padding
+        yield
+        for layer in windows:
+            del layer.padding
+
+    def fit(self, columns: int) -> None:
+        """Let the text have as many columns as its calls had, not as many as its blocks."""
+        self.text.clock.columns = columns
+        for layer in self._others:
+            if isinstance(layer, WindowLayer):
+                layer.fit(columns)
 
     # --- what users ask ---
 

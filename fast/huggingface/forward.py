@@ -15,9 +15,11 @@ from kvlab.fast.huggingface.arguments import BY_TOKEN, Arguments, not_text, sett
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
 from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.generation import refuse_cache
 from kvlab.fast.huggingface.graphs import Graphs
 from kvlab.fast.huggingface.identity import adapters_used, writes_to
-from kvlab.fast.huggingface.text import State
+from kvlab.fast.huggingface.padding import Blocks
+from kvlab.fast.huggingface.text import State, Text
 
 
 class Forward:
@@ -60,36 +62,40 @@ class Forward:
             self.signature.bind_partial(*args, **kwargs)  # TypeError if one is given twice
             given |= self.signature.bind_partial(*args).arguments
         cache = given.get("past_key_values")
+        running = getattr(self.attachment.of_thread, "runs", None)
+        if cache is None and running is not None and not running.text.clock.columns:
+            # Phi-3 gives no cache to the first call of a long prompt, which begins an empty one
+            cache = given["past_key_values"] = running
         if not isinstance(cache, CompressedCache) or cache.attachment is not self.attachment:
-            self._refuse_other_cache(given)
+            self._refuse_other_cache(given, running)
         return cache, given
 
     def _run(self, cache: CompressedCache, given: dict[str, Any]) -> Any:
         """Run the model on the tokens of a call, block by block."""
+        if cache.text.state is State.WRITING and cache.text.ends_padded:
+            given.pop("position_ids", None)
         stated = {name: value for name, value in given.items() if value is not None}
-        inputs, real = self.arguments.checked(cache.text, stated)
-        self._begin(cache, inputs, real)
+        inputs, blocks = self.arguments.checked(cache.text, stated)
+        padded = self._begin(cache, inputs, blocks)
         outputs: Any = None
         text, m, logits = cache.text, inputs.shape[1], []
-        size = self.block_size or m
+        columns = text.clock.columns + m
         if self.arguments.places_images and not_text(given):
             text.model_counts_positions = True
-        alone = not self.attachment.masks_nothing  # layers that need a mask of their own
-        if alone and "attention_mask" not in stated and text.clock.padded:
-            given["attention_mask"] = text.clock.mask_with(m).long()
         with text.lent_to(self.model), text.running():
-            for first in range(0, m, size):
-                last = min(first + size, m)
-                run = partial(self._attended, cache, real=real, first=first, last=last, m=m)
+            for part in blocks.parts:
+                run = partial(self._attended, cache, blocks=blocks, part=part, padded=padded)
                 with torch.inference_mode():
                     outputs = None
                     if self.graphs is not None and m == 1:
                         outputs = self.graphs.token(cache, stated, run)
                     outputs = outputs or run(given)
                 logits.append(outputs.logits)
+            if text.clock.columns != columns:
+                cache.fit(columns)
         outputs = _ordinary(outputs)
-        if len(logits) > 1:
-            outputs.logits = torch.cat(logits, dim=1)[:, -(stated.get("logits_to_keep") or m) :]
+        if len(logits) > 1 or blocks.columns is not None:
+            outputs.logits = blocks.joined(logits, stated.get("logits_to_keep") or m)
         trains = self.model.training or "labels" in stated or inputs.requires_grad
         if trains and torch.is_grad_enabled():
             _refuse_gradients(outputs)
@@ -99,24 +105,23 @@ class Forward:
         self,
         cache: CompressedCache,
         given: dict[str, Any],
-        real: Tensor | None,
-        first: int,
-        last: int,
-        m: int,
+        blocks: Blocks,
+        part: slice,
+        padded: bool,
     ) -> Any:
         """Run the model on one block of a call, and end its step."""
-        text = cache.text
-        outputs = self.forward(**self._block(cache, given, real, first, last, m))
+        text, real = cache.text, blocks.tokens(part)
+        block = self._block(cache, given, blocks, part, real, padded)
+        with cache.padded(None if real is None else (~real).sum(dim=1)):
+            outputs = self.forward(**block)
         self._check_attended(cache)
         finish(text.layers)
-        text.end_block(outputs.logits, last - first)
+        text.end_block(outputs.logits, part.stop - part.start)
         return outputs
 
-    def _begin(
-        self, cache: CompressedCache, inputs: Tensor, real: Bool[Tensor, "N m"] | None
-    ) -> None:
-        """Take in a call, if it fits what came before."""
-        of, text, (N, m) = self.attachment, cache.text, inputs.shape[:2]
+    def _begin(self, cache: CompressedCache, inputs: Tensor, blocks: Blocks) -> bool:
+        """Take in a call, if it fits what came before; say whether there is padding so far."""
+        of, text, (N, m), real = self.attachment, cache.text, inputs.shape[:2], blocks.real
         text.check_whole()
         text.check_open(of.closed)
         if m > 1:
@@ -127,10 +132,11 @@ class Forward:
                 "read a text in pieces as at once; call reset() on this cache, and give the model "
                 "all tokens at once"
             )
-        if m > 1 and text.clock.columns and of.recurs and real is not None:
+        if of.recurs and blocks.padded_after(text.clock.columns > 0):
             raise ValueError(
                 "attention_mask: this model's recurrent layers would read padding that stands "
-                "before a second text; give texts of equal length, or each row a cache of its own"
+                "before a second text, or before a row's last block; give texts of equal length, "
+                "or each row a cache of its own, or call compress() without block_size"
             )
         if not text.clock.rows:
             prompts = [m] * N if real is None else real.sum(dim=-1).tolist()
@@ -144,53 +150,66 @@ class Forward:
         used = adapters_used(of.adapted) if of.adapted else ()
         if used not in text.clock.adapters:
             text.clock.adapters += (used,)
+        padded = text.clock.padded or real is not None
+        if text.state is State.GIVEN:
+            text.ends_padded = real is not None and not bool(real[:, -1].all())
         text.clock.note_call(inputs, real, given=text.state is State.GIVEN)
+        return padded
 
     def _block(
         self,
         cache: CompressedCache,
         given: dict[str, Any],
-        real: Tensor | None,
-        first: int,
-        last: int,
-        m: int,
+        blocks: Blocks,
+        part: slice,
+        real: Bool[Tensor, "N m"] | None,
+        padded: bool,
     ) -> dict[str, Any]:
         """Begin a block, and return what the model is given for it; one logit at least."""
-        part = None if real is None else real[:, first:last]
         text, columns, block = cache.text, cache.text.clock.columns, dict(given)
-        text.block = text.clock.advance(part, last - first)
+        width = part.stop - part.start
+        text.block = text.clock.advance(real, width)
         begin(text.layers, text.block)
-        if last - first < m:
+        if len(blocks.parts) > 1 or blocks.columns is not None:
             for name in BY_TOKEN:
                 if block.get(name) is not None:
-                    rest = (slice(None),) if name == "inputs_embeds" else ()
-                    block[name] = block[name][(..., slice(first, last), *rest)]
+                    block[name] = blocks.cut(block[name], part, name == "inputs_embeds")
             if block.get("attention_mask") is not None:
-                block["attention_mask"] = block["attention_mask"][:, : columns + last - first]
+                block["attention_mask"] = block["attention_mask"][:, : columns + width]
             if "logits_to_keep" in self.arguments.taken:
-                keep = given.get("logits_to_keep") or m
-                block["logits_to_keep"] = min(last - first, max(1, last - (m - keep)))
+                keep = given.get("logits_to_keep") or blocks.m
+                block["logits_to_keep"] = blocks.logits_in(part, keep)
+        single = width == 1 and columns > 0
+        self._mask(block, text, width, padded, single and not text.model_counts_positions)
         if not text.model_counts_positions:
-            self._place(block, text.block.positions, first_tokens=columns == 0)
+            self._place(block, text.block.positions)
         block["use_cache"] = True
         block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
         return block
 
-    def _place(self, block: dict[str, Any], positions: Tensor, first_tokens: bool) -> None:
-        """Give a block the positions of its tokens, and no mask where none is read.
-
-        A prompt's mask is always built, so that `attention` can refuse a mask that is not causal.
-        """
+    def _place(self, block: dict[str, Any], positions: Tensor) -> None:
+        """Give a block the positions of its tokens."""
         of = self.arguments
         if block.get("position_ids") is None and "position_ids" in of.taken:
             block["position_ids"] = positions.clamp(min=0).long() + of.first_position
-        single = positions.shape[1] == 1 and not first_tokens
+
+    def _mask(
+        self, block: dict[str, Any], text: Text, width: int, padded: bool, single: bool
+    ) -> None:
+        """Give a block the mask of all tokens so far, and none where none is read.
+
+        A prompt's mask is always built, so that `attention` can refuse a mask that is not causal.
+        """
+        of, clock = self.arguments, text.clock
+        if "attention_mask" not in of.taken:
+            return
         routed = setting(of.configs, block, "output_router_logits", True)  # its loss reads a mask
-        alike = self.attachment.masks_nothing
-        if alike and single and not routed and "attention_mask" in of.taken:
-            if self.no_mask.device != positions.device:
-                self.no_mask = self.no_mask.to(positions.device)
+        if self.attachment.masks_nothing and single and not routed:
+            if self.no_mask.device != clock.text.device:
+                self.no_mask = self.no_mask.to(clock.text.device)
             block["attention_mask"] = self.no_mask
+        elif padded:
+            block["attention_mask"] = clock.mask_after(width)
 
     def _check_attended(self, cache: CompressedCache) -> None:
         """Refuse a model that did not attend through `attention` in every layer."""
@@ -218,24 +237,22 @@ class Forward:
                 "out; kvlab compresses only calls in which every such layer takes part"
             )
 
-    def _refuse_other_cache(self, given: dict[str, Any]) -> NoReturn:
-        ids, running = given.get("input_ids"), getattr(self.attachment.of_thread, "runs", None)
-        held, limit = 0 if running is None else running.text.clock.columns, self.rereads
-        if ids is not None and held and limit and held <= limit < held + ids.shape[1]:
+    def _refuse_other_cache(
+        self, given: dict[str, Any], running: CompressedCache | None
+    ) -> NoReturn:
+        if running is None:
+            refuse_cache(given.get("past_key_values"), "the model")
+        ids, held, limit = given.get("input_ids"), running.text.clock.columns, self.rereads
+        if ids is not None and limit and held <= limit < held + ids.shape[1]:
             raise ValueError(
                 f"a text of {held} tokens in the cache grows beyond "
                 f"original_max_position_embeddings = {limit}, where this model reads the whole "
-                f"text again without a cache: end at {limit} tokens (max_new_tokens), or begin "
-                "with a longer prompt"
-            )
-        if isinstance(given.get("past_key_values"), CompressedCache):
-            raise ValueError(
-                "past_key_values is a cache of another compress(): give the model the cache that "
-                "compress() returned for it now, or a copy of that cache"
+                f"text again without a cache: end at {limit} tokens (max_new_tokens), or call "
+                f"reset() on the cache, and give the text as one prompt of more than {limit} tokens"
             )
         raise ValueError(
-            "inside compress(), call the model with past_key_values=cache, and without options "
-            "that call it with a cache of their own (guidance_scale)"
+            "generate called the model without its past_key_values=cache, because an option or a "
+            "logits processor calls the model for itself: leave that out inside compress()"
         )
 
 

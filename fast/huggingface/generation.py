@@ -7,7 +7,7 @@ mask of everything. Where transformers goes on with a wrong text, an error says 
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Int
@@ -17,6 +17,11 @@ from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import without_wrapper
 from kvlab.fast.huggingface.text import PADDING, fingerprints
+
+WITH_OWN_CACHES = (
+    *("generate_batch", "init_continuous_batching", "continuous_batching_context_manager"),
+)
+"""Ways of transformers to generate that make caches of their own."""
 
 WHOLE = (
     ": generate takes inputs_embeds of the whole text that the cache holds, and of more; give new "
@@ -38,7 +43,7 @@ def checked_generate(attachment: Attachment) -> Callable[..., Any]:
         without_wrapper(getattr(model.prepare_inputs_for_generation, "__self__", None))
         cache = given.get("past_key_values")
         if not isinstance(cache, CompressedCache) or cache.attachment is not attachment:
-            return original(*args, **kwargs)  # the model's forward refuses it
+            refuse_cache(cache, "generate")
         with cache.used:
             cache.text.check_open(attachment.closed)
             held = cache.text.clock.columns
@@ -59,6 +64,34 @@ def checked_generate(attachment: Attachment) -> Callable[..., Any]:
     return generate
 
 
+def refused(name: str) -> Callable[..., NoReturn]:
+    """Return what replaces a way to generate that makes caches of its own."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise ValueError(
+            f"{name} makes a cache of transformers' own, which no method compresses: inside "
+            "compress(), call generate with past_key_values=cache on a padded batch, or leave the "
+            "context"
+        )
+
+    return refuse
+
+
+def refuse_cache(given: Any, caller: str) -> NoReturn:
+    """Raise ValueError for what was given to ``caller`` in place of this context's cache."""
+    if isinstance(given, CompressedCache):
+        raise ValueError(
+            "past_key_values is a cache of another compress(): give the model the cache that "
+            "compress() returned for it now, or a copy of that cache"
+        )
+    found = "without past_key_values" if given is None else f"with a {type(given).__name__}"
+    raise ValueError(
+        f"{caller} was called {found} inside compress(): give it past_key_values=cache, the cache "
+        "that compress() returned; what calls the model without it (Trainer, a pipeline) runs "
+        "outside of the context"
+    )
+
+
 def _check_options(model: Any, given: dict[str, Any]) -> None:
     def chosen(name: str) -> Any:
         of_call = getattr(given.get("generation_config"), name, None)
@@ -69,6 +102,11 @@ def _check_options(model: Any, given: dict[str, Any]) -> None:
         raise ValueError(
             f"cache_implementation = {kind!r} makes a cache of transformers' own: inside "
             "compress(), give past_key_values=cache and cache_implementation=None"
+        )
+    if (scale := chosen("guidance_scale")) not in (None, 1):
+        raise ValueError(
+            f"guidance_scale = {scale} makes generate call the model with a second cache, of its "
+            "own: leave it out inside compress()"
         )
     if (size := chosen("prefill_chunk_size")) is not None:
         raise ValueError(

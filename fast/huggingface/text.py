@@ -41,7 +41,15 @@ class State(Enum):
 class Text:
     """What a cache holds of one text: how far it is, and the entries that the policy keeps."""
 
-    ALIKE = ("state", "policy", "block", "read_with", "model_counts_positions", "borrower")
+    ALIKE = (
+        "state",
+        "policy",
+        "block",
+        "read_with",
+        "model_counts_positions",
+        "borrower",
+        "ends_padded",
+    )
 
     def __init__(self, policy: Policy, clock: "StreamClock", layers: Layers) -> None:
         self.state = State.READY
@@ -52,6 +60,9 @@ class Text:
         """`writes_to` the model when it read the first tokens."""
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
+        self.ends_padded = False
+        """Whether `generate` was given a text whose last column is padding in a row: then it counts
+        the positions of what it writes from there."""
         self.image_offsets: Int[Tensor, "rows 1"] | None = None
         """What the model adds to positions after the images of every row, or of rows like it."""
         self.borrower: Any = None
@@ -216,6 +227,12 @@ class StreamClock:
     def mask_with(self, new: int) -> Bool[Tensor, "N t"]:
         """Return which columns are no padding, with so many new ones that are none."""
         return torch.nn.functional.pad(self.text != PADDING, (0, new), value=True)
+
+    def mask_after(self, m: int) -> Int[Tensor, "N t"]:
+        """Return the mask after a block of ``m`` columns, as if padding stood before all tokens."""
+        assert self._last is not None
+        columns = torch.arange(self.columns + m, device=self._last.device)
+        return (columns + self._last >= self.columns + m - 1).long()
 
     @property
     def confidence(self) -> Float[Tensor, "N t"]:

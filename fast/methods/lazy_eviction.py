@@ -109,8 +109,10 @@ class Recurrence(Score[reference.Recurrence]):
 
 
 def _first_position(seen: Observation) -> Tensor:
+    """Return the position of each row's first token here; a row without one has no newer entry."""
     last = seen.query_positions[:, -1, None, None]
-    return last + 1 + _padded(seen) - seen.query_positions.shape[1]
+    first = last + 1 + _padded(seen) - seen.query_positions.shape[1]
+    return first.masked_fill(last < 0, torch.iinfo(first.dtype).max)
 
 
 def _padded(seen: Observation) -> Tensor:

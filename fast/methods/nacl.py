@@ -10,7 +10,7 @@ from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import remember_queries, window, window_logits
 from kvlab.fast.kernels.attention import softmax
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.keep import last_in_use, rank
+from kvlab.fast.kernels.keep import in_ascending_position, last_in_use, rank
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference.methods import nacl as reference
 from kvlab.reference.observation import Clock
@@ -29,8 +29,10 @@ class ProxyAndSample(Score[reference.ProxyAndSample]):
         return [self.spec.proxies(row.prompt) for row in seen.clock.rows]
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
-        proxy = self.proxy_attention(state, seen)
+        order = seen.positions, seen.cache.ordered
+        proxy, into_slots = in_ascending_position(self.proxy_attention(state, seen), *order)
         open_entries = seen.present if candidates is None else candidates & seen.present
+        open_entries = in_ascending_position(open_entries.expand_as(proxy), *order)[0]
         by_proxy = rank(proxy.masked_fill(~open_entries, -torch.inf))
         sure = [places - int(places * self.spec.options.random_part) for places in room]
         sure_places = to_device(sure, proxy.device)[:, None, None]
@@ -38,10 +40,10 @@ class ProxyAndSample(Score[reference.ProxyAndSample]):
         perturbed = proxy / self.spec.options.temperature + self.noise(seen)
         drawn = rank(perturbed.masked_fill(~open_entries, -torch.inf))
         ranks = rank((drawn + top * proxy.shape[-1]).to(proxy.dtype))
-        return (ranks - (~seen.present).sum(dim=-1, keepdim=True)).to(proxy.dtype)
+        return into_slots((ranks - (~seen.present).sum(dim=-1, keepdim=True)).to(proxy.dtype))
 
     def noise(self, seen: Observation) -> PerEntry:
-        """Draw each sequence's noise as the reference does, for its own entries."""
+        """Draw each sequence's noise as the reference does, for its own entries in cache order."""
         N, G, n = seen.positions.shape
         noise = np.zeros((N, G, n))
         for number, count in enumerate(seen.cache.counts):

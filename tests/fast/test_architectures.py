@@ -3,6 +3,7 @@
 import copy
 import importlib
 import re
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -288,10 +289,24 @@ def test_later_tokens_beyond_that_length_are_read_as_with_the_own_cache(kind, pi
 
 
 def test_generating_beyond_the_length_where_phi3_drops_its_cache_says_so():
-    message = "grows beyond original_max_position_embeddings = 24.*max_new_tokens"
+    message = "a text of 24 .* beyond original_max_position_embeddings = 24.* more than 24 tokens"
     model = length_matters("longrope")
-    with compress(model, "h2o", 12) as cache, pytest.raises(ValueError, match=message):
-        model.generate(**prompts([20]), past_key_values=cache, max_new_tokens=10)
+    with compress(model, "h2o", 12) as cache:
+        with pytest.raises(ValueError, match=message):
+            model.generate(**prompts([20]), past_key_values=cache, max_new_tokens=10)
+        cache.reset()  # as it says
+        given = {**prompts([25]), "past_key_values": cache, "max_new_tokens": 5, "min_length": 30}
+        assert model.generate(**given).shape == (1, 30)
+
+
+def test_generate_reads_a_prompt_beyond_that_length_as_the_model_alone_does():
+    """Phi-3 gives no cache to the first call of such a prompt."""
+    model, written = length_matters("longrope"), []
+    for policy in (None, "full"):
+        with compress(model, policy) if policy else nullcontext() as cache:
+            inputs = {**prompts([40, 31]), "past_key_values": cache, "max_new_tokens": 6}
+            written.append(model.generate(**inputs, do_sample=False, min_new_tokens=6))
+    assert written[0].shape == (2, 46) and written[0].equal(written[1])
 
 
 # --- refused ---
@@ -367,8 +382,8 @@ HYBRIDS = [
 
 @pytest.mark.parametrize(("architecture", "name"), HYBRIDS)
 def test_recurrent_layers_that_go_on_with_their_state_read_a_text_in_pieces(architecture, name):
-    """The second block of a padded row has padding, too."""
-    model, inputs = architectures._build(architecture, name), prompts([21, 13])
+    """A row with fewer blocks begins with the second one."""
+    model, inputs = architectures._build(architecture, name), prompts([21, 16])
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     real = mask.bool()
     expected = agreement.stock_logits(model, ids, real).detach()
@@ -376,6 +391,10 @@ def test_recurrent_layers_that_go_on_with_their_state_read_a_text_in_pieces(arch
         found = [model(ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache).logits]
         found.append(model(ids[:, 12:], attention_mask=mask, past_key_values=cache).logits)
     close(torch.cat(found, dim=1)[real], expected[real])
+    with compress(model, "full", block_size=5) as cache:
+        with pytest.raises(ValueError, match=r"before a row's last block.* without block_size"):
+            model(**prompts([21, 13]), past_key_values=cache)
+        assert cache.get_seq_length() == 0
     with pytest.raises(ValueError, match=r"block_size = 5.*verify=True"):
         compress(model, "full", block_size=5, verify=False)
 

@@ -269,7 +269,7 @@ def test_outputs_of_every_token_are_asked_for_by_argument_or_configuration(flag)
         ("use_cache", False, "use_cache = False"),
         ("output_attentions", True, "output_attentions = True"),
         ("output_hidden_states", True, "output_hidden_states = True"),
-        ("guidance_scale", 1.5, "without options .*guidance_scale"),
+        ("guidance_scale", 1.5, "guidance_scale = 1.5 makes generate"),
         ("prompt_lookup_num_tokens", 2, "assisted decoding"),
         ("cache_implementation", "static", "'static' .* cache_implementation=None"),
         ("prefill_chunk_size", 3, "size = 3 .*block_size=.* instead of prefill_chunk_size"),

@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 from models import Between, built, prompts, tiny, written
-from transformers import GPT2Config
+from transformers import DynamicCache, GPT2Config
 
 from kvlab.fast import compress
 from kvlab.reference import methods
@@ -141,14 +141,13 @@ def calling(**options):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (calling(past_key_values=None), "past_key_values=cache"),
-        (
-            lambda model, cache: model.generate(**prompts([12]), max_new_tokens=4),
-            "past_key_values=cache",
-        ),
         (lambda model, cache: model.model(**prompts([12]), past_key_values=cache), "model itself"),
         (generating(attention_mask=torch.zeros(1, 12, dtype=torch.long)), "at least one token"),
-        (generating(attention_mask=torch.tensor([[1] * 11 + [0]])), "pad on the left"),
+        (generating(past_key_values=None), "^generate was called without past_key_values"),
+        (generating(past_key_values=DynamicCache()), "^generate was called with a DynamicCache"),
+        (calling(past_key_values=None), r"^the model was called without .*\(Trainer, a pipeline\)"),
+        (lambda model, cache: model.generate_batch([[3, 4]]), "^generate_batch makes a cache"),
+        (lambda model, cache: model.init_continuous_batching(), "makes a cache.*padded batch"),
         (generating(cache_implementation="offloaded", past_key_values=None), "'offloaded' makes"),
         (calling(input_ids=torch.zeros((1, 0), dtype=torch.long)), "must hold at least one token"),
     ],
@@ -270,7 +269,7 @@ def test_a_cache_is_closed_by_hand_where_there_is_no_context():
     copy.close()
     cache.close()
     assert model.config._attn_implementation != "kvlab"
-    assert not {"forward", "generate"} & model.__dict__.keys()
+    assert not {"forward", "generate", "generate_batch"} & model.__dict__.keys()
     assert cache.kept()[0] == (BUDGET,)
     for closed in (cache, copy):
         with pytest.raises(ValueError, match="has ended: call compress"):
