@@ -23,6 +23,7 @@ from kvlab.fast.lab.commands.options import (
     check_output,
     read_budgets,
     read_methods,
+    say,
     say_notes,
 )
 from kvlab.fast.lab.evaluate.backends import default_backend, devices_of
@@ -122,6 +123,7 @@ def compare(
         parallel=parallel,
     )
     say_notes(sweep.methods)
+    say(sweep.too_few())
     if named := [each for each in sweep.methods if each != ORACLE]:
         check_points(named, sweep.budgets)
     if not json:
@@ -168,7 +170,7 @@ def task_of(model: str) -> str:
         return EMBEDDED[model]
     raise ValueError(
         f"task must be given for model = {model!r}: a name (jumps, needle, …) or FILE.jsonl. To "
-        f"measure without a task: kvlab perplexity --model {model} --window 512 --windows 4"
+        f"measure without a task: kvlab perplexity --model {model} --window 512 --windows 12"
     )
 
 

@@ -88,7 +88,12 @@ def read_methods(text: str) -> tuple[str, ...]:
 
 def say_notes(specs: Iterable[str]) -> None:
     """Say what has to be known of specifications; each note once per process, on stderr."""
-    for note in registry.notes(specs):
+    say(registry.notes(specs))
+
+
+def say(notes: Iterable[str]) -> None:
+    """Say what has to be known before a run; each note once per process, on stderr."""
+    for note in notes:
         _say(note)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from kvlab.fast.lab.commands.options import Json, check_output, read_methods, say_notes
+from kvlab.fast.lab.commands.options import Json, check_output, read_methods, say, say_notes
 from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import (
     errors,
@@ -69,6 +69,7 @@ def sweep(
     chosen = running.choose_engine(engine, _workers(wanted, engine, workers), gpus)
     check_output("out", directory / running.PLAN)
     say_notes(wanted.methods)
+    say(wanted.too_few())
     device = None
     if engine == "ray" and wanted.backend == "fast":
         from kvlab.fast.lab.sweep.cluster import device_of_workers

@@ -25,6 +25,7 @@ from kvlab.fast.lab.commands.options import (
     read_budgets,
     read_methods,
     read_text,
+    say,
     words,
 )
 from kvlab.fast.lab.evaluate.controls import matched
@@ -284,6 +285,7 @@ def _run(
 ) -> tuple[list[TaskSummary], dict[str, Any]]:
     """Run a sweep in memory and print what it finds; return it, and what was asked."""
     check_points(sweep.methods, sweep.budgets)
+    say(sweep.too_few(joined=True))
     title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
     rows = printing_rows(columns, title, not as_json)
     with reporting(transient=True) as report, rows as tell:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from kvlab.fast.lab.evaluate.pairs import Measure, Test
+from kvlab.fast.lab.evaluate.pairs import Measure, Test, powerless
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import LARGE, ORACLE, After, never
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Table
@@ -123,6 +123,7 @@ def explained(gains: Sequence[Test]) -> list[str]:
         "interval",
         CONTROL_CAPTION,
         NO_GAIN_CAPTION,
+        *powerless(gains),
         f"At no budget significantly better than their controls: {', '.join(others) or 'none'}",
     ]
 

@@ -16,6 +16,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_difference,
     paired_shares,
     sign_flips,
+    too_few,
 )
 from kvlab.fast.lab.points import ORACLE, MeasuredRow, never
 from kvlab.fast.lab.tables import Column
@@ -203,8 +204,19 @@ def explained_tests(tests: Sequence[Test]) -> list[str]:
             f"{', '.join(others)}: difference of the means over the units, 1st less 2nd, with the "
             f"{LEVEL:.0%} {T_INTERVAL}; p: permutation test that flips signs"
         )
+    for name in dict.fromkeys(test.measure for test in tests):
+        said += powerless([test for test in tests if test.measure == name])
     last = "p is two-sided; Holm: p adjusted over all pairs of the measure, intervals are not"
     return [*said, last]
+
+
+def powerless(tests: Sequence[Test]) -> list[str]:
+    """Say that no test of a family, all by one measure, could have been significant, if so."""
+    if not tests:
+        return []
+    most = max(test.units for test in tests)
+    why = too_few(most, len(tests), drawn=tests[0].only_first is None)
+    return [f"No difference of {tests[0].measure} can be significant: {why}"] if why else []
 
 
 def _mean(test: Test, mean: float) -> str:

@@ -10,6 +10,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from kvlab.fast.lab.tables import counted
+
 LEVEL = 0.95
 """Level of every interval; tests are called significant below 1 − LEVEL."""
 
@@ -165,6 +167,25 @@ def _signs(values: int) -> np.ndarray:
     signs = np.random.default_rng(0).choice((1.0, -1.0), size=(DRAWS, values))
     signs[0] = 1.0
     return signs
+
+
+def too_few(units: int, tests: int, drawn: bool = True) -> str:
+    """Say why no test of a family can be significant, before anything is run; empty if one can.
+
+    The smallest p is that of differences of one sign on all units, and Holm multiplies it by the
+    number of tests. ``drawn``: signs are flipped, at most `DRAWS` times.
+    """
+
+    def smallest(units: int) -> float:
+        return max(2.0 ** (1 - units), drawn / DRAWS)
+
+    if tests * smallest(units) < 1 - LEVEL:
+        return ""
+    holms = f", which Holm multiplies by {tests}" if tests > 1 else ""
+    found = f"the smallest p of {counted(units, 'unit')} is {smallest(units):.3g}{holms}"
+    needed = [n for n in range(units + 1, 64) if tests * smallest(n) < 1 - LEVEL]
+    enough = f"{needed[0]} units are enough for one" if needed else "test fewer differences"
+    return f"{found}; {enough}"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -16,8 +16,9 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from kvlab.fast.lab.evaluate import backends
-from kvlab.fast.lab.evaluate.controls import controls_of
+from kvlab.fast.lab.evaluate.controls import controls_of, matched
 from kvlab.fast.lab.evaluate.pairs import check_pairs
+from kvlab.fast.lab.evaluate.statistics import too_few
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, built
 from kvlab.fast.models import check_loading, model_location
@@ -175,6 +176,18 @@ class Sweep:
     def runs(self) -> tuple[str, ...]:
         """The methods, and the controls that are added to them."""
         return (*self.methods, *(controls_of(self.methods) if self.controls else ()))
+
+    def too_few(self, joined: bool = False) -> Iterator[str]:
+        """Say of each task, or of all of them ``joined``, where no test can be significant."""
+        families = ("gains over controls", matched(self.methods, self.runs)), ("pairs", self.pairs)
+        for part in self.parts[: 1 if joined else None]:
+            units = part.problems * len(part.seeds) * (len(self.parts) if joined else 1)
+            drawn = part.drafts or isinstance(find_task(part.task), Rated)
+            for name, pairs in families:
+                tests = sum(len(self.budgets) if any(map(budgeted, x)) else 1 for x in pairs)
+                if why := too_few(units, tests, drawn):
+                    where = "" if joined else f" on {part.task}"
+                    yield f"no {name}{where} can be significant: {why}"
 
     def _check_lists(self) -> None:
         for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):

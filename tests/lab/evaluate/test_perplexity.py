@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sweeping import made
 from texts import byte_model
-from tolerances import FLOAT32_LOGITS, FLOAT64
+from tolerances import DECIMALS, FLOAT32_LOGITS, FLOAT64
 
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, rate
 from kvlab.fast.lab.generation import token_ids
@@ -24,7 +24,8 @@ def loaded(tmp_path_factory):
 def test_points_against_the_full_cache_by_hand():
     """Full: ½, ½, ¼ → e^((2 ln 2 + ln 4)/3) = 2^(4/3); method: ¼, ¼, ¼ → 4.
 
-    Passage means: full ln 2 and ln 4, method ln 4 twice; differences ln 2 and 0, mean ln √2.
+    Passage means: full ln 2 and ln 4, method ln 4 twice; differences ln 2 and 0, mean ln √2, and
+    for one degree of freedom t = 12.7062: the interval reaches 12.7062 · ln √2 to either side.
     """
 
     def point(method, *losses):
@@ -33,7 +34,10 @@ def test_points_against_the_full_cache_by_hand():
     full, row = against_full([point("full", log(2), log(4)), point("h2o", log(4), log(4))])
     assert (full.gap, full.nats) == (0, None)
     assert row.gap == pytest.approx(4 - 2 ** (4 / 3), abs=FLOAT64)
-    assert list(vars(row.nats).values()) == pytest.approx((log(2) / 2, 0, log(2)), abs=FLOAT64)
+    mean, reach = log(2) / 2, 12.706205 * log(2) / 2
+    ends = pytest.approx((mean - reach, mean + reach), abs=DECIMALS)
+    assert row.nats.mean == pytest.approx(mean, abs=FLOAT64)
+    assert (row.nats.low, row.nats.high) == ends
     _, single = against_full([point("full", log(2)), point("h2o", log(4))])
     assert (single.gap, single.nats) == (pytest.approx(2, abs=FLOAT64), None)
 

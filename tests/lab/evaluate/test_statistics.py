@@ -12,8 +12,12 @@ from tolerances import DECIMALS, FLOAT64, MONTE_CARLO
 from kvlab.fast.lab.evaluate.statistics import (
     LEVEL,
     Interval,
+    holm,
+    mcnemar,
     mean_interval,
     paired_difference,
+    sign_flips,
+    too_few,
 )
 
 POPULATIONS = {
@@ -83,6 +87,25 @@ def test_no_end_lies_where_no_mean_can():
     assert mean_interval([0.9, 1.0], 0.0, 1.0).low == pytest.approx(0.95 - 0.05 * 12.7062, abs=1e-5)
     found = paired_difference([0.9, 0.0], [0.0, 1.0], most=1.0)
     assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_a_design_without_power_is_told_by_hand():
+    """2 · 2⁻⁴ = 0.125 of four units; 0.03125 of six is below 0.05 once, and not twice."""
+    first = "the smallest p of 4 units is 0.125"
+    assert too_few(4, 1) == f"{first}; 6 units are enough for one"
+    assert too_few(4, 2) == f"{first}, which Holm multiplies by 2; 7 units are enough for one"
+    assert too_few(6, 1) == too_few(7, 3) == too_few(4, 0) == ""
+    assert "smallest p of 1 unit is 1;" in too_few(1, 1)
+    assert too_few(300, 600).endswith("multiplies by 600; test fewer differences")
+    assert too_few(300, 600, drawn=False) == "", "McNemar's test draws nothing"
+
+
+@given(st.integers(1, 13), st.integers(1, 40))
+def test_what_is_told_is_what_the_tests_can_reach(units, tests):
+    """The best possible data: every difference has one sign, and one test of the family has it."""
+    best = [sign_flips(np.arange(1.0, units + 1)), *[1.0] * (tests - 1)]
+    assert (min(holm(best)) < 1 - LEVEL) == (too_few(units, tests) == "")
+    assert mcnemar(units, 0) == pytest.approx(sign_flips(np.ones(units)))
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16])
