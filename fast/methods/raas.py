@@ -57,18 +57,26 @@ class PageUse(Score[reference.PageUse]):
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling:
             return
-        stamp = state.entries["stamp"]
-        pages = -(-max(row.seen for row in seen.clock.rows) // self.spec.page)
-        page_of = torch.where(seen.present, seen.positions // self.spec.page, pages).long()
-        highest, lowest = self.extremes(seen, page_of, pages)
-        for row in range(seen.query_positions.shape[1]):
-            position = seen.query_positions[:, row, None, None]
+        stamp, size = state.entries["stamp"], self.spec.page
+        pages = -(-max(row.seen for row in seen.clock.rows) // size)
+        page_of = torch.where(seen.present, seen.positions // size, pages).long()
+        new = seen.query_positions
+        first = torch.where(new < 0, seen.clock.seen[:, 0], new).amin(dim=1)[:, None, None]
+        earlier = torch.where(seen.positions < first, page_of, pages)
+        highest, lowest = self.extremes(seen, earlier, pages)
+        for row in range(new.shape[1]):
+            position = new[:, row, None, None]
+            slot = (seen.positions == position).int().argmax(dim=-1, keepdim=True)[..., None]
+            key = seen.keys.gather(2, slot.expand(*slot.shape[:3], seen.keys.shape[3]))
+            page = torch.where(position < 0, pages, position // size)[..., None].long()
+            highest.scatter_reduce_(2, page.expand_as(key), key, "amax")
+            lowest.scatter_reduce_(2, page.expand_as(key), key, "amin")
             begun = seen.present & (seen.positions <= position)
             present = torch.zeros_like(highest[..., 0], dtype=torch.bool)
             present.scatter_(2, torch.where(begun, page_of, pages), True)
             present[:, :, pages] = False
             best = self.best(seen.queries[:, :, :, row], highest, lowest, present)
-            stamped = best.gather(2, page_of) | (page_of == position // self.spec.page)
+            stamped = best.gather(2, page_of) | (page_of == position // size)
             torch.maximum(stamp, stamped * (position + 1 - seen.clock.prompt), out=stamp)
 
     def extremes(
@@ -77,10 +85,10 @@ class PageUse(Score[reference.PageUse]):
         """Largest and smallest key of every page, per channel; one more page for empty slots."""
         N, G, _, d = seen.keys.shape
         index = page_of[..., None].expand_as(seen.keys)
-        zeros = seen.keys.new_zeros((N, G, pages + 1, d))
+        none = seen.keys.new_full((N, G, pages + 1, d), torch.inf)
         return (
-            zeros.scatter_reduce(2, index, seen.keys, "amax", include_self=False),
-            zeros.scatter_reduce(2, index, seen.keys, "amin", include_self=False),
+            (-none).scatter_reduce(2, index, seen.keys, "amax"),
+            none.scatter_reduce(2, index, seen.keys, "amin"),
         )
 
     def best(

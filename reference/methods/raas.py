@@ -81,8 +81,9 @@ class PageUse(Stamp):
         pages = seen.positions // self.page
         used = pages == position // self.page
         for g in range(len(pages)):
-            present = np.unique(pages[g][seen.positions[g] <= position])
-            bounds = [self.bound(seen, g, row, pages[g] == page) for page in present]
+            begun = seen.positions[g] <= position
+            present = np.unique(pages[g][begun])
+            bounds = [self.bound(seen, g, row, begun & (pages[g] == page)) for page in present]
             best = present[rank(np.array(bounds)) >= len(present) - self.stamped_pages]
             used[g] |= np.isin(pages[g], best)
         return used

@@ -76,6 +76,17 @@ def test_desirekv_answers_where_the_window_of_an_event_has_left(scope):
     assert {each.status for each in outcomes} == {Status.PASSED}, outcomes[0].reason
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_block_of_several_tokens_is_stamped_as_in_the_reference(seed):
+    """A page's bound is that of the keys that a token has seen."""
+    given = random_stream(Source("stamps", seed), 2, 2, 4, 10, 14)
+    given = replace(given, blocks=(10, 1, 7, 1, 4, 1))
+    asked = cases_of_stream(Example("raas@page=4,pin_prompt=false", 16), given, "", ("observe",))
+    assert 4 in {case.parameters["block"] for case in asked}
+    outcomes = [run_case(load(FILE), case) for case in asked]
+    assert {each.status for each in outcomes} == {Status.PASSED}, outcomes
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Let Triton's interpreter run the kernels; the modules of those that are launched."""

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-from build import kept, nothing_yet, observation, observe_rows
+from build import kept, nothing_yet, observation, observe_rows, stream
 
 from kvlab.reference import methods
+from kvlab.reference.streams import Stream, run_stream
 
 ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.3, 0.1, 0.1, 0.5]]
 
@@ -51,6 +52,31 @@ def test_pages_are_stamped_whole_by_hand():
     seen = observation(attention, keys=[3, -1, 1, -4, 0, 0], queries=[1, -1], prompt=4)
     state = policy.score.observe(nothing_yet(policy.score, seen), seen)
     np.testing.assert_array_equal(state.entries["stamp"], [[1, 1, 2, 2, 2, 2]])
+
+
+def test_a_token_does_not_read_later_tokens_of_its_block_by_hand():
+    """Pages of keys (2, 0, 0) and (1, 1, 5), one best page, three tokens: query −1 finds bounds 0
+    and −1; query 1 finds 2 and 1, since the 5 comes later; then 2 and 5."""
+    policy = methods.get("raas@page=3,pin_prompt=false", 6)
+    seen = observation(
+        np.full((1, 1, 3, 6), 1 / 6), keys=[2, 0, 0, 1, 1, 5], queries=[-1, 1, 1], prompt=3
+    )
+    state = policy.score.observe(nothing_yet(policy.score, seen), seen)
+    np.testing.assert_array_equal(state.entries["stamp"], [[2, 2, 2, 3, 3, 3]])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spec", ["raas@page=8", "raas@threshold=0.1", "raas@share=0.3"])
+def test_a_block_is_stamped_as_its_tokens_one_by_one(spec, seed):
+    """Nothing is evicted meanwhile. The block is seven of twelve generated tokens."""
+    given = stream(np.random.default_rng(seed), 2, 2, 3, 22)
+    policy, stamps = methods.get(spec, 24), []
+    for lengths in ((10, *[1] * 12), (10, 1, 7, *[1] * 4)):
+        whole = Stream(*given, np.full(22, np.nan), 10, lengths)
+        *_, last = run_stream(policy, whole)
+        stamps.append(last.cache.state.entries["stamp"])
+    np.testing.assert_array_equal(*stamps)
+    assert len(np.unique(stamps[0])) > 1
 
 
 def test_page_bound_by_hand():

@@ -66,7 +66,8 @@ export class PageUse extends Score {
       seen.queryPositions.forEach((position, row) => {
         const step = position + 1 - seen.clock.prompt;
         const present = [...new Set(pages.filter((_, j) => seen.positions[g][j] <= position))];
-        const ranks = rank(present.map((page) => this.bound(seen, g, row, pages, page)));
+        const begun = pages.map((page, j) => (seen.positions[g][j] <= position ? page : -1));
+        const ranks = rank(present.map((page) => this.bound(seen, g, row, begun, page)));
         const best = new Set(present.filter((_, k) => ranks[k] >= present.length - this.stampedPages));
         best.add(Math.floor(position / this.page));
         pages.forEach((page, j) => { if (best.has(page)) stamps[j] = step; });
