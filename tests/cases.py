@@ -20,6 +20,7 @@ GRANULAR = (
     "random@page=4,kv_heads=layer",
     "random:caote:tova@heads=layer,recent=3",
     "snapkv@window=4,kv_heads=layer,page=4,page_score=max",
+    "keydiff@every=4,page=2",
 )
 """Methods whose entries are evicted page by page, or in all heads at once."""
 

@@ -99,6 +99,13 @@ def test_a_page_with_a_safe_entry_is_safe_and_so_is_the_newest():
     assert marked(Edges(recent=3)) == [2, 3, 4, 5, 6, 7]
 
 
+def test_a_page_that_has_just_been_filled_is_the_newest():
+    """Tokens 4 to 7 fill the second page; with token 8 the third begins."""
+    for seen, newest in ((7, [4, 5, 6]), (8, [4, 5, 6, 7]), (9, [8])):
+        given = observation(np.ones((1, 1, 1, seen)), positions=np.arange(seen)[None])
+        assert np.flatnonzero(WholePages(Edges(), 4).protected(given)[0]).tolist() == newest
+
+
 @pytest.mark.parametrize(("sinks", "recent"), [*product((0, 1, 4, 5), (0, 1, 2, 5, 6))])
 def test_as_many_pages_as_safe_entries_can_touch(sinks, recent):
     """The newest token and recent - 1 before it; of all places in a page the worst."""

@@ -184,7 +184,7 @@ def test_a_seed_draws_the_same_numbers_again():
 
 
 def test_what_is_evicted_together_is_kept_together():
-    """Whoever joins scores of a page, or of heads that decide together, once more keeps the same."""
+    """Whoever joins the scores of a page, or of such heads, once more keeps the same."""
     paged = 0
     for case in sized_cases("kernel", 0, lambda target: target == "tova.keep"):
         policy = methods.get(case.method, case.parameters["budget"])

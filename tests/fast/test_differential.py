@@ -117,6 +117,19 @@ def test_fast_agrees_with_the_reference(spec, heads, dtype, flow, batch):
         assert found.evictions > 0 or found.coded > 0
 
 
+PROTECTING = (
+    "keydiff@every=4,page=2",
+    "ahakv@recent=3,gain_factor=0.5,gain_floor=0.5",
+    "caote:h2o@recent=4,several=joint_greedy",
+)
+"""What is evicted depends on what is protected or has a floor."""
+
+
+@pytest.mark.parametrize("spec", PROTECTING)
+def test_pages_and_floors_agree_with_the_reference(spec):
+    assert compare(spec, "gqa", "float64", "short", "padded").found.evictions > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_fast_agrees_with_the_reference_in_every_case(spec):

@@ -5,6 +5,8 @@ worth to a later token. In deeper models, kept tokens know evicted ones that the
 """
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from test_architectures import close, eager, qwen_with_vision, text_model
 
 from kvlab.fast import compress
 from kvlab.fast.engine import step
+from kvlab.fast.engine.observation import LayerView, reposition
 from kvlab.fast.huggingface import agreement, repositioning
 
 METHOD, BUDGET = "streaming_llm@sinks=2,reposition=true", 8
@@ -108,6 +111,22 @@ def test_every_layer_is_asked_for_itself():
             not torch.equal(one(vectors, by), vectors) for one in cache.attachment.rotations or ()
         ]
     assert moved == [True, False, True, False]
+
+
+def test_vacant_slots_are_no_places():
+    """Positions 2, 5 and 9 become 0, 1 and 2; the query of token 10 is the third of three."""
+    positions = torch.tensor([[[-1, 9, 2, 5]], [[0, 1, 2, 3]]], dtype=torch.int32)
+    cache: Any = SimpleNamespace(dtype=torch.float32)
+    read = {"positions": positions, "keys": torch.zeros(2, 1, 4, 1)}
+    queries, view = reposition(
+        torch.zeros(2, 1, 1, 1, 1),
+        LayerView(cache, read=read),
+        torch.tensor([[[11]], [[4]]]),
+        lambda vectors, by: vectors + by[..., None],
+    )
+    assert view.keys[0, 0, 1:, 0].tolist() == [-7, -2, -4]
+    assert view.keys[1, 0, :, 0].tolist() == [0, 0, 0, 0]
+    assert queries.flatten().tolist() == [-8, 0]
 
 
 # --- what is compared with the stock model ---

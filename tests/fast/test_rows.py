@@ -2,6 +2,8 @@
 
 import functools
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from kvlab.fast import compress
 from kvlab.fast.engine.columns import Columns
 from kvlab.fast.huggingface import CompressedCache
 from kvlab.fast.kernels.vector_tables import partners_of
+from kvlab.fast.methods import port
+from kvlab.reference import methods
 from kvlab.reference.cache import Column
 
 LENGTHS = (21, 13, 17)
@@ -265,3 +269,20 @@ def test_rows_behind_slots_that_were_given_back_begin_with_start_values():
     for rows in (1, 2):
         columns.append({"keys": torch.zeros((1, 1, rows, 4))}, torch.float32)
     assert columns["mark"].flatten().tolist() == [0] * 20 + [7] * 3
+
+
+def test_padding_among_remembered_queries_takes_no_place():
+    """Of the queries 1 to 4 the first row has the last two; the first that counts is a sink."""
+    score: Any = port(methods.get("expected_attention@sinks=1,buffer=4,origin=buffer", 8)).score
+    remembered = {
+        "queries": torch.arange(1.0, 5).reshape(1, 1, 1, 4, 1).expand(2, 1, 1, 4, 2),
+        "query_positions": torch.tensor([[-1, -1, 5, 6], [3, 4, 5, 6]]),
+    }
+    seen = SimpleNamespace(
+        clock=SimpleNamespace(prefilling=False, seen=torch.tensor([[[7]], [[7]]])),
+        rotate=lambda vectors, by: vectors,
+    )
+    state = SimpleNamespace(stream=remembered)
+    mean, _, first = score.queries_to_come(state, seen)
+    assert mean[..., 0].flatten().tolist() == [4, 3]
+    assert first.flatten().tolist() == [2, 4]

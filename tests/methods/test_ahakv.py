@@ -33,6 +33,9 @@ def gain(i: int, k: int, **options) -> float:
         # half and twice λ: half and twice the gain
         (4096, 1000, {"gain_factor": 0.5}, 0.8396),
         (4096, 1000, {"gain_factor": 2.0}, 3.3586),
+        # the floor is one of λ times its factor
+        (4096, 1000, {"gain_factor": 0.5, "gain_floor": 1.0}, 1.0),
+        (4096, 1000, {"gain_factor": 0.5, "gain_floor": 0.8}, 0.8396),
     ],
 )
 def test_gain_by_hand(i, k, options, expected):
@@ -90,6 +93,27 @@ def test_every_row_counts_where_all_are_summed_by_hand():
     np.testing.assert_allclose(first.decision.scores, [[17 / 12, 11 / 12, 4 / 6]], atol=FLOAT64)
     assert second.seen.positions.tolist() == [[0, 2, 3]]
     np.testing.assert_allclose(second.decision.scores, [[5 / 3, 7 / 6, 1 / 4]], atol=FLOAT64)
+
+
+def test_rows_of_several_blocks_of_the_prompt_are_summed_by_hand():
+    """The same rows, now all of the prompt, in two blocks: the last sees four entries and pays
+    (1, 1, 2, 1)/5. S = 1 + 1/4 + 1/6 + 1/5, 3/4 + 1/6 + 1/5, 4/6 + 2/5; the newest is protected."""
+    queries, keys, values = paying([[1], [1, 3], [1, 1, 4], [1, 1, 2, 1]])
+    for i in (2, 3):
+        queries[:, :, i] /= np.sqrt(2 * np.log((i + 1) / 2))
+    policy = methods.get("ahakv@accumulation=all,recent=1,value_prior=none", 2)
+    *_, last = run(policy, queries, keys, values, prompt=4, block=2)
+    expected = [97 / 60, 67 / 60, 16 / 15, 1 / 5]
+    np.testing.assert_allclose(last.decision.scores, [expected], atol=FLOAT64)
+
+
+def test_a_measured_gain_is_divided_before_its_floor():
+    keys = np.random.default_rng(34).normal(size=(1, 30, 1))
+    score = SharpenedRecentAttention(AhaKV(gain="measured", gain_floor=9.0), 10)
+    seen = observation(np.full((1, 30), 1 / 30), keys=keys, prompt=30)
+    found = score.sharpened(np.ones((1, 1, 1, 1)), np.array([29]), seen)
+    expected = np.exp(9 * keys[0, :, 0]) / np.exp(9 * keys).sum()
+    np.testing.assert_allclose(found.ravel(), expected, atol=FLOAT64)
 
 
 def test_measured_gain_is_invariant_under_scale_and_shift_of_the_logits():

@@ -105,6 +105,18 @@ def test_two_of_four_are_evicted_by_hand(several, stay):
     assert kept(methods.get(f"caote:tova@several={several}", 2), State(), seen) == stay
 
 
+@pytest.mark.parametrize(
+    ("several", "stay"), [("sequential", [0, 2, 4]), ("joint_greedy", [0, 3, 4])]
+)
+def test_protected_entries_count_and_are_not_evicted_by_hand(several, stay):
+    """h = (1, 2, 2, 1, 1)/7, v = (0, 1, 4, −2, 4), first and last protected: X = 12/7. Without 1, 2
+    or 3 X is 2, 4/5 or 7/3: 1 is evicted. Then X is 2/3 without 2 and 3 without 3: from 12/7 it is
+    22/21 and 27/21 away, so 2; from the 2 that is left 4/3 and 1, so 3."""
+    seen = observation([np.array([1, 2, 2, 1, 1]) / 7], values=[0.0, 1, 4, -2, 4])
+    policy = methods.get(f"caote:tova@several={several},sinks=1,recent=1", 3)
+    assert kept(policy, State(), seen) == stay
+
+
 def test_the_plain_mean_is_of_all_present_values():
     """The newest entry is protected, and has no share of h = (⅔, ⅓, 0) over the candidates; its
     value counts: mean (2, 2), errors 2·‖(2, 2)‖ and ½·‖(−4, 2)‖."""

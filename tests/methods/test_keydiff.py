@@ -37,3 +37,16 @@ def test_keys_without_a_direction_are_worth_nothing_either_way():
     scores, _ = scored("keydiff", [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
     assert scores.tolist() == [-1.0, 0.0, -1.0]
     assert not scored("keydiff", [[1.0, 0.0], [-1.0, 0.0]])[0].any()
+
+
+@pytest.mark.parametrize(("anchor", "mean"), [("directions", [0.2, 0.4]), ("keys", [0.2, 0.65])])
+def test_the_mean_is_of_protected_keys_too(anchor, mean):
+    """The last key is protected, and the mean is as above; of the others alone it would be
+    (0.6, 0.53) of the directions, from which the third is furthest and not the first."""
+    seen = observation([[0.25] * 4], keys=KEYS)
+    policy = methods.get(f"keydiff@anchor={anchor},recent=1", 2)
+    scores = policy.score.score(State(), seen, ~policy.protect.protected(seen), 1)[0, :3]
+    x, y = mean
+    cosines = np.array([x, 0.8 * x + 0.6 * y, y]) / np.hypot(x, y)
+    np.testing.assert_allclose(scores, -cosines, rtol=1e-12)
+    assert kept(policy, State(), seen) == [0, 3]

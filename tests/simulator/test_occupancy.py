@@ -59,6 +59,15 @@ def test_desirekv_without_doubt(options):
     assert found.bits.min() < 16 and fate.error[:, -1].min() > 0
 
 
+def test_two_of_three_important_tokens_count_as_sensitive():
+    """After nine tokens half of the first six are kept, two in 8 bits and one in 4, and 4 bits of
+    scales; the prompt and the selector's three are whole."""
+    spec = "desirekv@interval=6,selector=3,group=8,protection=none"
+    found = occupancies(methods.get(spec), 20, 9, head_dim=8)[0]
+    assert found.entries[-1] == 26
+    assert found.elements(8)[-1] == (23 * 16 + 2 * 12 + 8) * 2 * 8
+
+
 def test_what_is_quantised_when():
     kivi = occupancies(methods.get("kivi@group=4,residual=8"), 10, 20)[0]
     assert kivi.quantised[9] == 8  # keys in steps of the residual, values older than it
