@@ -341,9 +341,10 @@ def test_a_job_of_a_press_that_draws_repeats_and_is_told_apart():
     assert [job.seeded for job in drawing] == [f"{press},draw_seed={seed}" for seed in (0, 1009)]
     assert {job.library for job in drawing} == {f"kvpress {version('kvpress')}"}
     assert {job.library for job in jobs if job.method == "h2o"} == {""}
+    found: Any = map(in_this_process, (jobs, drawing[::-1]))
     first, again = (
         {job.id: [{**vars(row), "seconds_per_token": None} for row in rows] for job, rows in done}
-        for done in map(in_this_process, (jobs, drawing[::-1]))
+        for done in found
     )
     assert again == {job.id: first[job.id] for job in drawing}
     assert all(row["kl"] > 0 for rows in again.values() for row in rows)
