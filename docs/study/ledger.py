@@ -48,9 +48,22 @@ from study.after_eviction import rated
 from study.map import PROTECTIONS, panel, split
 
 DOCS, ROWS = Path(__file__).parents[1], Path(__file__).parent / "ledger"
-FILES = sorted(each.relative_to(ROWS) for each in ROWS.rglob("*.toml"))
-METHODS = [each.relative_to(DOCS) for each in (DOCS / "methods").glob("*.md")]
-PAGES = sorted({str(x.with_suffix("")) for x in (*FILES, *METHODS) if x.stem != "shared"})
+OWN_PAGES = (
+    "README",
+    "index",
+    "results",
+    "which",
+    "score_or_protection",
+    "benchmarks",
+    "kernels",
+    "plan",
+)
+"""Pages that are searched beside those of methods, and those that have rows."""
+PAGES = sorted(
+    {*OWN_PAGES}
+    | {f"methods/{each.stem}" for each in (DOCS / "methods").glob("*.md")}
+    | {str(each.relative_to(ROWS).with_suffix("")) for each in ROWS.rglob("*.toml")} - {"shared"}
+)
 MEASURES = {each.name: each for each in (SOLVED, ACCEPTED, LOSS, *ALONG)}
 
 COUNTS = (
