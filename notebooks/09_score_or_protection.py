@@ -30,7 +30,7 @@ prediction = {
 # %%
 import classroom
 from kvlab.fast.lab.sweep.compare import run_in_memory
-from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from study import stored
 

@@ -69,7 +69,7 @@ def try_methods(
         task: their size.
     """
     from kvlab.fast.lab.sweep.compare import compare
-    from kvlab.fast.lab.sweep.plan import Sweep
+    from kvlab.fast.lab.sweep.design import Sweep
     from study import stored
 
     sweep = Sweep(

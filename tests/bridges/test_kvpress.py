@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Llam
 from transformers.models.llama import LlamaForCausalLM
 
 from kvlab.fast import compress
+from kvlab.fast.lab.sweep.design import make_sweep
 from kvlab.fast.lab.sweep.jobs import in_this_process
-from kvlab.fast.lab.sweep.plan import make_plan, make_sweep
+from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
 from kvlab.reference.generators import seeded

@@ -13,7 +13,7 @@ from sweeping import made
 from kvlab.fast.lab.evaluate.controls import is_control, matched
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
 from kvlab.fast.lab.points import ORACLE
-from kvlab.fast.lab.sweep.plan import read_sweep
+from kvlab.fast.lab.sweep.design import read_sweep
 from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.reference.proofs.ledger import ledger
 from study import after_eviction, readings

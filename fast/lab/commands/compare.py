@@ -39,7 +39,7 @@ from kvlab.fast.lab.points import (
     check_points,
 )
 from kvlab.fast.lab.sweep import compare as comparing
-from kvlab.fast.lab.sweep.plan import MODEL, Sweep
+from kvlab.fast.lab.sweep.design import MODEL, Sweep
 from kvlab.fast.lab.sweep.summary import FULL, Point, main_measure
 from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import (

@@ -20,7 +20,7 @@ from kvlab.fast.lab.terminal import (
 from kvlab.reference.methods import UnknownMethodError
 
 if TYPE_CHECKING:
-    from kvlab.fast.lab.sweep.plan import Sweep
+    from kvlab.fast.lab.sweep.design import Sweep
 
 
 def sweep(
@@ -56,7 +56,8 @@ def sweep(
 ) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run as running  # needs pyarrow
-    from kvlab.fast.lab.sweep.plan import make_plan, only, read_sweep
+    from kvlab.fast.lab.sweep.design import only, read_sweep
+    from kvlab.fast.lab.sweep.plan import make_plan
     from kvlab.fast.lab.sweep.summary import Results
 
     directory = out or Path("kvlab-sweep") / configuration.stem

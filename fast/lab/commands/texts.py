@@ -41,7 +41,7 @@ from kvlab.fast.lab.points import (
     check_points,
 )
 from kvlab.fast.lab.sweep.compare import HELD, WHERE, run_in_memory
-from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import (
     FULL,
     LOSS,

@@ -17,6 +17,7 @@ from kvlab.fast.lab.points import (
     marked_budget,
 )
 from kvlab.fast.lab.steps import Steps, kept_steps
+from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import (
     Engine,
     Failure,
@@ -26,7 +27,7 @@ from kvlab.fast.lab.sweep.jobs import (
     in_this_process,
     place_of,
 )
-from kvlab.fast.lab.sweep.plan import Job, Plan, Sweep, make_plan
+from kvlab.fast.lab.sweep.plan import Job, Plan, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, against_full, point_of
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report

@@ -44,7 +44,7 @@ from kvlab.fast.lab.reports import (
 )
 from kvlab.fast.lab.sweep.compare import BITS, HELD
 from kvlab.fast.lab.sweep.curves import DRAWN, FRONT, QUALITIES, over_budget, over_memory
-from kvlab.fast.lab.sweep.plan import to_plain, to_toml
+from kvlab.fast.lab.sweep.design import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import (
     ALONG,
     FULL,

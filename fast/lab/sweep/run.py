@@ -25,8 +25,9 @@ from filelock import FileLock, Timeout
 
 from kvlab.fast.lab.files import clear_unfinished, folder_of, write_completely, write_text
 from kvlab.fast.lab.steps import versions
+from kvlab.fast.lab.sweep.design import make_sweep, to_plain
 from kvlab.fast.lab.sweep.jobs import Engine, Failure, Result, in_processes, in_this_process
-from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep, to_plain
+from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least, check_choice

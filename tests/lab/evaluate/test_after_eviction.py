@@ -18,7 +18,7 @@ from kvlab.fast.lab.evaluate.pairs import paired_tests, winners
 from kvlab.fast.lab.evaluate.tasks import Question, Windows, find_task
 from kvlab.fast.lab.points import NOTHING, After, tokens_after
 from kvlab.fast.lab.sweep.compare import COLUMNS, run_in_memory
-from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import ALONG, LOSS, summarise
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory

@@ -12,7 +12,7 @@ from kvlab.fast import compress
 from kvlab.fast.lab.evaluate import tasks
 from kvlab.fast.lab.evaluate.backends import FastBackend, Request
 from kvlab.fast.lab.sweep.compare import run_in_memory
-from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
 

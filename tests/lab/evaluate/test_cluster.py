@@ -16,8 +16,9 @@ pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from kvlab.fast.lab.sweep import cluster
+from kvlab.fast.lab.sweep.design import read_sweep
 from kvlab.fast.lab.sweep.jobs import Failure, attempt
-from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
+from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.reference import methods
 

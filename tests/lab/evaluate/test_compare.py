@@ -5,7 +5,7 @@ from tolerances import DECIMALS
 
 from kvlab.fast.lab.commands.compare import task_of, told_at_the_end
 from kvlab.fast.lab.sweep.compare import compare
-from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.design import Sweep
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm")
 SHORT = {"models": ("jumps",), "tasks": ("jumps@fewest=3,most=4",), "backend": "reference"}

@@ -7,7 +7,7 @@ from build import observation
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
 from kvlab.fast.lab.sweep.compare import run_in_memory
-from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.generate import generate

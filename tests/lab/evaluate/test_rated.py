@@ -15,8 +15,9 @@ from kvlab.fast.lab.evaluate.likelihood import cut_windows, rate
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.sweep.compare import run_in_memory
+from kvlab.fast.lab.sweep.design import make_sweep, read_sweep, to_plain, to_toml
 from kvlab.fast.lab.sweep.jobs import _accepted
-from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep, to_plain, to_toml
+from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.report import write_report
 from kvlab.fast.lab.sweep.run import choose_engine, read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import summarise

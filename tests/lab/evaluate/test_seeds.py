@@ -13,8 +13,9 @@ from outside import methods_named
 from kvlab.fast.lab import points
 from kvlab.fast.lab.points import Row, measure_points
 from kvlab.fast.lab.sweep import jobs as doing
+from kvlab.fast.lab.sweep.design import make_sweep
 from kvlab.fast.lab.sweep.jobs import in_processes, in_this_process
-from kvlab.fast.lab.sweep.plan import make_plan, make_sweep
+from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.reference.generators import seeded
 
 DRAWN = '''

@@ -22,8 +22,9 @@ from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.backends import fingerprint
 from kvlab.fast.lab.sweep import jobs as doing
+from kvlab.fast.lab.sweep.design import make_sweep, only, read_sweep
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
-from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, only, read_sweep
+from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.run import (
     COMPACTED,
     FAILURES,

@@ -33,8 +33,9 @@ from kvlab.fast.lab.evaluate.statistics import (
 from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.lab.reports import Text
 from kvlab.fast.lab.sweep.curves import QUALITIES, front_of
+from kvlab.fast.lab.sweep.design import make_sweep, read_sweep
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
-from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep
+from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.report import _legend, accuracy_cell, accuracy_legend, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
