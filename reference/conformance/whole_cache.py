@@ -2,13 +2,13 @@
 
 The model is a Llama in a Hugging Face directory, with the variants of attention that a case asks
 for: sliding windows in every second layer, learned sinks, softcap. Every sequence of a batch is
-computed alone, without padding; an implementation that pads has to come to the same numbers.
+computed alone, without padding, and its blocks are counted from its own first token; an
+implementation that pads has to come to the same numbers.
 """
 
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -145,10 +145,9 @@ def whole_cache(method, budget, model, tokens, padding, calls, continues, block_
         rows = [replace(rows[row]) for row in continues[number]]
         first = last - calls[number]
         size = block_size or last - first
-        for row, start in product(range(len(tokens)), range(first, last, size)):
-            block = tokens[row, max(start, padding[row]) : min(start + size, last)]
-            if len(block):  # the first blocks may be padding alone
-                after[number, row] = rows[row].feed(block)
+        for row, before in enumerate(padding):
+            for start in range(max(first, before), last, size):
+                after[number, row] = rows[row].feed(tokens[row, start : min(start + size, last)])
         held.append([each.held(tokens.shape[1]) for each in rows])
     coded = any((cache.keys.bits < FULL_BITS).any() for each in rows for cache in each.caches)
     allowed = (CODED_LOGIT_ERROR if coded else LOGIT_ERROR) * np.abs(after).max()

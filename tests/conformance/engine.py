@@ -263,16 +263,26 @@ class Engine:
         return self.given["sliding_window"] is not None and layer % 2 == 1
 
     def call(self, tokens):
-        size, logits = self.given["block_size"] or tokens.shape[1], np.zeros((0, 1))
-        for first in range(0, tokens.shape[1], size):
-            logits = self.block(tokens[:, first : first + size])
+        """Count blocks from each row's first token; the last blocks of all rows end together."""
+        held, m, logits = self.columns, tokens.shape[1], np.zeros((0, 1))
+        size, before = self.given["block_size"] or m, np.maximum(self.padding - held, 0)
+        blocks = -(-(m - before) // size)
+        for left in range(blocks.max(), 0, -1):
+            first = before + (blocks - left) * size
+            last = np.minimum(first + size, m)
+            begun = blocks >= left
+            columns = last[:, None] - np.arange((last - first)[begun].max(), 0, -1)
+            there = (columns >= first[:, None]) & begun[:, None]
+            block = np.take_along_axis(tokens, np.where(there, columns, 0), axis=1)
+            columns = held + columns
+            self.columns = columns.max() + 1
+            logits = self.block(block, columns, there)
         return logits[:, -1]
 
-    def block(self, tokens):
+    def block(self, tokens, columns, there):
+        positions = columns - self.padding[:, None]
+        positions = np.where(there, positions, EMPTY)
         config, weights, eps = self.config, self.weights, self.config["rms_norm_eps"]
-        m = tokens.shape[1]
-        positions = self.columns + np.arange(m) - self.padding[:, None]
-        self.columns += m
         hidden = weights["model.embed_tokens.weight"][tokens]
         for layer in range(config["num_hidden_layers"]):
             prefix = f"model.layers.{layer}."

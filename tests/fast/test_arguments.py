@@ -101,7 +101,10 @@ CASES = [
     ),
     Case("attention_mask", lambda call: call.mask(call.held), "attention_mask: a", tokens="one"),
     Case(
-        "attention_mask", lambda call: call.mask(LENGTH - 1), "attention_mask must", tokens="many"
+        "attention_mask",
+        lambda call: call.mask(*range(LENGTH)),
+        "attention_mask must leave",
+        tokens="many",
     ),
     Case("attention_mask", lambda call: call.mask()[:, 1:], "attention_mask must be"),
     Case(

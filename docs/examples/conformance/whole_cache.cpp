@@ -242,10 +242,8 @@ int main(int count, char **words) {
     for (int64_t n = 0; n < N; n++) {
       rows[n] = before[continues[c * N + n]];
       Vector after;
-      for (int64_t start = first; start < last; start += size) {
-        int64_t from = std::max(start, padding[n]), to = std::min(start + size, last);
-        if (from < to) after = feed(model, given, rows[n], tokens + n * t + from, to - from);
-      }
+      for (int64_t start = std::max(first, padding[n]); start < last; start += size)
+        after = feed(model, given, rows[n], tokens + n * t + start, std::min(size, last - start));
       logits.insert(logits.end(), after.begin(), after.end());
       for (const Layer &layer : rows[n].layers)
         for (const std::vector<Entry> &entries : layer) {
