@@ -8,7 +8,7 @@ What users and notebooks import is here. Read the files in this order:
 3. methods: `methods`, one file per method, of `method`, `windows` and `granularity`; `outside`
 4. codes: `precisions`, of `quantization`, `codes` and `stored_vectors`
 5. runs: `streams`, and models with `transformer` and `generate`
-6. helpers: `checks`, `invariants`, `measure`, `files`, `processes`, `generators`
+6. helpers: `checks`, `invariants`, `measure`, `files`, `processes`, `generators`, `slots`
 7. what is built on it: `tasks`, `models`, `simulator`, `proofs`, `conformance`
 """
 

@@ -9,16 +9,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.kernels.move import move_survivors
-from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference.cache import Column
+from kvlab.reference.slots import grown, shrunk
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 """Number format and shape of a row: the columns of one buffer have both in common."""
-
-
-def slack(entries: int) -> int:
-    """Slots to allocate beyond ``entries``, so that not every token needs a new buffer."""
-    return min(MOST_SLACK, 8 + entries // 32)
 
 
 class Columns:
@@ -65,7 +60,7 @@ class Columns:
         if not self.buffers:
             self._create(rows, floating, m)
         elif first + m > self.capacity:
-            self._resize(first + m + slack(first + m))
+            self._resize(grown(self.capacity, first + m))
         rows, self.count = self._fitted(rows), first + m
         for name, added in rows.items():
             self._rows(name, first, m).copy_(added)
@@ -81,8 +76,8 @@ class Columns:
         """
         move_survivors(self.buffers, slots, ascending)
         self.count = self.filled = slots.shape[2]
-        if self.capacity > self.count + MOST_SLACK:
-            self._resize(self.count + slack(self.count))
+        if (capacity := shrunk(self.capacity, self.count)) < self.capacity:
+            self._resize(capacity)
 
     def overwrite(
         self, slot: Int[Tensor, "N G 1"], rows: Mapping[str, Tensor]

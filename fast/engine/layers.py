@@ -25,7 +25,7 @@ from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rota
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.kernels.attention import in_own_formats, logits, softmax, visible
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
-from kvlab.fast.kernels.vector_tables import MOST_SLACK
+from kvlab.reference.slots import MOST_SLACK
 
 SOON = 2 * MOST_SLACK
 """Layers share a cache only if a decision is due within this many tokens."""

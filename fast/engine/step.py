@@ -34,9 +34,7 @@ from kvlab.fast.engine.policy import Policy, divided
 from kvlab.fast.kernels.attention import in_own_formats, softmax, visible, weighted_values
 from kvlab.fast.kernels.keep import BEYOND, keep_slots
 from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
-
-MOST_WAITING = 32
-"""Tokens whose queries wait for the score to observe them."""
+from kvlab.reference.slots import MOST_WAITING
 
 
 @in_own_formats

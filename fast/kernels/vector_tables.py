@@ -13,9 +13,7 @@ from torch import Tensor
 from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
-
-MOST_SLACK = 64
-"""Rows that memory may have room for beyond those in use once a step is done."""
+from kvlab.reference.slots import MOST_SLACK
 
 TABLE_SHIFT = 27
 """A partner is the number of a table, shifted by this many bits, and a row of it."""

@@ -52,7 +52,9 @@ class PlannedRow(Row):
     bits: float | None = None
     """Mean bits per stored element after the last token."""
     sequence_gb: float | None = None
-    """Cache and state of one sequence at its fullest, 10⁹ bytes."""
+    """Cache and state that one sequence has allocated at its fullest, 10⁹ bytes."""
+    logical_gb: float | None = None
+    """The same without slots that no entry uses."""
     largest_batch: int | None = None
     batch: int | None = None
     memory_gb: float | None = None
@@ -107,6 +109,7 @@ def plan_methods(
             entries=most_entries(plan.held.entries[None, plan.prompt - 1 :]),
             bits=float(plan.held.bits[-1]),
             sequence_gb=plan.sequence_bytes / GB,
+            logical_gb=plan.logical_bytes / GB,
             largest_batch=plan.largest_batch,
             batch=plan.batch,
             memory_gb=plan.memory / GB,
@@ -146,6 +149,7 @@ COLUMNS = (
     Column("method"),
     Column("entries", format=",.0f"),
     Column("bits", format=".1f", width=6),
+    Column("logical", "logical_gb", ".3f", width=8),
     Column("GB/seq", "sequence_gb", ".3f", width=8),
     Column("fits", "largest_batch", ",", width=7),
     Column("batch", format=",", width=7),
@@ -157,7 +161,8 @@ COLUMNS = (
 )
 CAPTION = (
     f"A roofline, not a measurement (docs/plan.md). {ENTRIES} · bits: per stored "
-    "element at the end · GB/seq: cache and state at their fullest · fits: sequences on one device "
+    "element at the end · logical: GB of the entries of a sequence and of what is known of them · "
+    "GB/seq: what it has allocated at its fullest · fits: sequences on one device "
     "· ms: mean step of decoding at that batch · tokens/s: of the device, prompts included · "
     "policy: its share of the decoding time · pays: tokens of a text from which on it has taken "
     "less time than with the full cache at that batch; – never"

@@ -5,20 +5,23 @@ hardware's peak, and every launch a fixed time to start. Sequences of a batch ar
 Everything is counted for 16-bit weights on one device, without communication between devices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.methods.caote import EvictionError
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Policy
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import Full, Policy
 from kvlab.reference.simulator.occupancy import Occupancy, mean_of_layers, occupancies
 from kvlab.reference.simulator.sizes import COUNTED_LAYERS, LAUNCHES, WIDE, Hardware, Shape
-from kvlab.reference.simulator.work import ELEMENT, NUMBER, Sizes, Work, rating
+from kvlab.reference.simulator.work import ELEMENT, NUMBER, Sizes, Work, rating, remembered
+from kvlab.reference.slots import MOST_WAITING
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Plan:
     batch: int = 1
     block_size: int | None = None
     runtime: Runtime = Runtime()
+    triton: bool = True
+    """Whether Triton's kernels attend, as on GPUs; without them, queries wait for a decision."""
 
     def __post_init__(self) -> None:
         check_at_least(1, prompt=self.prompt, generated=self.generated, batch=self.batch)
@@ -121,9 +126,44 @@ class Plan:
         more = max(0.0, reading - cached - known)
         return shape.kv_heads * cached, shape.kv_heads * known, shape.kv_heads * more
 
-    @property
+    @cached_property
     def sequence_bytes(self) -> float:
-        """Cache and state of one sequence that writes, at its fullest."""
+        """Bytes that one sequence that writes has allocated at its fullest, between two steps.
+
+        That is what `CompressedCache.memory` says: the slots of `kvlab.reference.slots`, whether
+        entries use them or not, and what the score remembers of entries and of the token stream.
+        Codes are counted without the room behind them.
+        """
+        shape, score, policy = self.shape, self.policy.score, self.policy
+        sizes = Sizes(0, shape.group, shape.head_dim, self.prompt)
+        clocks = [Clock(self.prompt + n, 1, self.prompt) for n in range(1, self.generated + 1)]
+        ended = [policy.schedule.ended(clock) for clock in clocks]
+        slots = self.held.slots[self.prompt :]
+        columns = np.where(ended, 1, 1 + len(score.columns))
+        at = zip(clocks, ended, strict=True)
+        stream = [0 if end else remembered(score, sizes, clock.seen) for clock, end in at]
+        waiting = self._waiting(clocks) * shape.group * shape.head_dim
+        known = NUMBER * (slots * columns + np.array(stream) + waiting)
+        wide = isinstance(policy.precision, Full)
+        coded = self.held.elements(shape.head_dim)[self.prompt :] / 8
+        cache = slots * WIDE * 2 * shape.head_dim if wide else coded
+        return float(shape.kv_heads * shape.layers * (cache + known).max())
+
+    def _waiting(self, clocks: Sequence[Clock]) -> Int[Array, " steps"]:
+        """Return how many queries wait after each token until the score observes them together."""
+        policy, found = self.policy, np.zeros(len(clocks), dtype=np.int64)
+        early = policy.evict_before_attend or policy.reposition
+        may = policy.score.needs.may_wait and not isinstance(policy.score, EvictionError)
+        if self.triton or early or not may or not isinstance(policy.precision, Full):
+            return found
+        for step, clock in enumerate(clocks):
+            if not policy.schedule.due(clock) and not policy.schedule.ended(clock):
+                found[step] = (found[step - 1] + 1 if step else 1) % MOST_WAITING
+        return found
+
+    @property
+    def logical_bytes(self) -> float:
+        """Bytes of the entries of one sequence that writes, and of what is known of them."""
         return sum(self.sequence[:2])
 
     @property

@@ -18,9 +18,10 @@ from kvlab.reference.methods.desirekv import BitsBySensitivity, decision_window
 from kvlab.reference.methods.kivi import KeysPerChannelValuesPerToken
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
-from kvlab.reference.policy import Policy, Precision
+from kvlab.reference.policy import Full, Policy, Precision
 from kvlab.reference.precisions import OnArrival
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.slots import grown, shrunk
 from kvlab.reference.streams import block_lengths
 
 
@@ -38,6 +39,10 @@ class Occupancy:
     """Mean bits per element of the entries after each token, scales and zero points included."""
     quantised: Real[Array, " t"]
     """Entries whose keys or values lost bits after this token."""
+    opened: Real[Array, " t"]
+    """Slots that were allocated while each token attended, as `kvlab.reference.slots` says."""
+    slots: Real[Array, " t"]
+    """Slots that are allocated after each token."""
 
     @property
     def peak(self) -> float:
@@ -135,15 +140,19 @@ def mean_of_layers(layers: Sequence[Occupancy]) -> Occupancy:
     """Return the means over layers; a token is ``ranked`` if it is in any of them."""
     if len(layers) == 1:
         return layers[0]
-    attended, entries, quantised, bits = (
+    attended, entries, quantised, opened, slots, bits = (
         np.mean(each, axis=0)
         for each in zip(
-            *((x.attended, x.entries, x.quantised, x.entries * x.bits) for x in layers), strict=True
+            *(
+                (x.attended, x.entries, x.quantised, x.opened, x.slots, x.entries * x.bits)
+                for x in layers
+            ),
+            strict=True,
         )
     )
     bits = np.divide(bits, entries, out=np.full_like(bits, FULL_BITS), where=entries > 0)
     ranked = np.any([each.ranked for each in layers], axis=0)
-    return Occupancy(attended, entries, ranked, bits, quantised)
+    return Occupancy(attended, entries, ranked, bits, quantised, opened, slots)
 
 
 def occupancies(
@@ -181,26 +190,32 @@ def _of_layer(
         ranked=np.zeros(t, dtype=bool),
         bits=np.full(t, float(FULL_BITS)),
         quantised=np.zeros(t, dtype=np.int64),
+        opened=np.zeros(t, dtype=np.int64),
+        slots=np.zeros(t, dtype=np.int64),
     )
     held = StoredBits(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
-    count, held_bits = 0, 0.0
+    count, held_bits, slots = 0, 0.0, 0
     new_bits = bits_on_arrival(policy.precision, head_dim)
+    in_place = isinstance(policy.precision, Full) and not policy.evict_before_attend
     last = 0
     for length in block_lengths(prompt, generated, block_size):
         first, last = last, last + length
         clock = Clock(last, length, prompt)
         count += clock.block
         found.attended[first:last] = count
+        found.opened[first:last] = slots = grown(slots, count)
         if policy.schedule.due(clock):
             before = held.append(np.arange(last - (count - len(held)), last), *new_bits)
             seen = _without_data(clock, before, head_dim, layer, layers)
             held, found.ranked[last - 1] = _decide(policy, seen, before)
             asked |= seen.asked
             found.quantised[last - 1] = _lowered(before, held)
+            if count - len(held) > 1 or not in_place:
+                slots = shrunk(slots, len(held))
             count, held_bits = len(held), float((held.keys.sum() + held.values.sum()) / 2)
         if min(new_bits) < FULL_BITS:
             found.quantised[last - 1] += clock.block
-        found.entries[first:last] = count
+        found.entries[first:last], found.slots[first:last] = count, slots
         if count:
             found.bits[first:last] = (held_bits + sum(new_bits) / 2 * (count - len(held))) / count
     return found, asked

@@ -15,12 +15,14 @@ from kvlab.reference.methods.caote import EvictionError
 from kvlab.reference.methods.desirekv import Importance
 from kvlab.reference.methods.expected_attention import AttentionToCome
 from kvlab.reference.methods.knorm import KeyNorm
+from kvlab.reference.methods.longflow import Contribution
 from kvlab.reference.methods.nacl import ProxyAndSample
 from kvlab.reference.methods.rkv import ImportanceMinusRedundancy
 from kvlab.reference.methods.rpc import SelectorAttention
 from kvlab.reference.methods.snapkv import WindowAttention
 from kvlab.reference.methods.triattention import TrigonometricSeries
 from kvlab.reference.methods.value_norm import ValueLength
+from kvlab.reference.methods.vase import LargeValuesAndSample
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Around, Score
 
@@ -87,14 +89,39 @@ def rating(score: Score, sizes: Sizes) -> Work:
     return Work(NUMBER * n * (numbers + 1), n * numbers)
 
 
-def _queries(score: WindowAttention | SelectorAttention | ProxyAndSample, prompt: int) -> int:
-    """Return how many queries decide."""
+def remembered(score: Score, sizes: Sizes, seen: int) -> int:
+    """Return the numbers that a score remembers of ``seen`` tokens for one KV head."""
+    rho, d = sizes.rho, sizes.d
     match score:
-        case WindowAttention():
+        case Around():
+            return remembered(score.inner, sizes, seen)
+        case TrigonometricSeries() | AttentionToCome() if score.options.statistics:
+            return 0  # they are in a file
+        case TrigonometricSeries():  # sums of the prompt's queries and lengths, and their number
+            return rho * (2 * d + 1)
+        case AttentionToCome() if seen <= sizes.prompt:  # moments of second order
+            return rho * (d + 1) ** 2
+        case AttentionToCome():
+            return min(score.options.buffer, seen - sizes.prompt) * rho * d
+        case Contribution() if seen > sizes.prompt:
+            return 0
+    return min(_queries(score, sizes.prompt), seen) * rho * d
+
+
+def _queries(score: Score, prompt: int) -> int:
+    """Return how many queries decide, where they are the newest ones."""
+    match score:
+        case WindowAttention() | ImportanceMinusRedundancy():
             return score.options.window
-        case SelectorAttention():
+        case SelectorAttention() | Importance():
             return score.options.selector
-    return score.proxies(prompt)
+        case Contribution() | LargeValuesAndSample():
+            return score.window
+        case SharpenedRecentAttention() if score.options.accumulation == "recent":
+            return score.options.recent
+        case ProxyAndSample():
+            return score.proxies(prompt)
+    return 0
 
 
 def _window(sizes: Sizes, queries: int) -> Work:

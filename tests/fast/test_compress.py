@@ -23,11 +23,11 @@ from kvlab.fast.engine.observation import LayerView, Observation
 from kvlab.fast.engine.port import port
 from kvlab.fast.engine.step import MOST_WAITING, plan
 from kvlab.fast.kernels import attention
-from kvlab.fast.kernels.vector_tables import MOST_SLACK
 from kvlab.reference import methods
 from kvlab.reference.generate import Session, advance, prefill
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import AfterPrefill
+from kvlab.reference.slots import MOST_SLACK
 from kvlab.reference.transformer import Transformer
 
 SOME = (

@@ -115,10 +115,12 @@ def test_one_entry_is_found_in_one_pass_and_several_by_sorting():
 
 
 def test_memory_of_the_full_cache_by_hand():
+    """64 slots of the prompt become 65 + 8 + 65//32 = 75, then 86, 97 …, 334 + 18 and 353 + 19."""
     found, tokens = plan(batch=3), 64 + 300
-    each = tokens * (131072 + 32 * 8 * 4)
+    each = (353 + 19) * (131072 + 32 * 8 * 4)
     activations = 2 * 64 * (2 * 14336 + 2 * 4096)
     assert found.sequence == (tokens * 131072, tokens * 32 * 8 * 4, 0)
+    assert (found.logical_bytes, found.sequence_bytes) == (tokens * (131072 + 1024), each)
     weights = 2 * PUBLISHED["llama-3.1-8b"]
     assert found.memory == weights + activations + 3 * (each + 4 * 128256)
 
