@@ -370,7 +370,8 @@ class Observation:
 
     def at_entries(self, found: Float[Tensor, "N G m"], others: PerEntry) -> PerEntry:
         """Return what was found for the block's tokens at their entries, ``others`` at the rest."""
-        m = found.shape[2]
-        token = self.positions - self.query_positions[:, -1, None, None] + m - 1
-        of_block = self.present & (token >= 0) & (token < m)
-        return torch.where(of_block, found.gather(2, token.clamp(0, m - 1).long()), others)
+        m, new = found.shape[2], self.query_positions[:, None].expand(-1, found.shape[1], -1)
+        token = self.positions - new[..., -1:] + m - 1
+        token = token.clamp(0, m - 1).long()
+        of_block = self.present & (new.gather(2, token) == self.positions)
+        return torch.where(of_block, found.gather(2, token), others)

@@ -11,11 +11,11 @@ from cases import CODED, GRANULAR, ONE_EACH, budget_of
 from models import SHAPE, built, prompts, tiny, written
 from sampling import diagonal, sampled
 from transformers import Gemma3TextConfig, LlamaConfig
-from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from kvlab.fast import compress
 from kvlab.fast.engine.columns import Columns
 from kvlab.fast.huggingface import CompressedCache
+from kvlab.fast.huggingface.padding import WindowLayer
 from kvlab.fast.kernels.vector_tables import partners_of
 from kvlab.fast.methods import port
 from kvlab.reference import methods
@@ -148,7 +148,7 @@ def test_a_row_goes_on_as_if_alone_whatever_is_done_to_the_batch(spec, layers, n
 SHORT = (21, 5, 17)
 """The second text is below the budget: it has other counts, and has lost no entry."""
 OF_TRANSFORMERS = {
-    DynamicSlidingWindowLayer: (
+    WindowLayer: (
         *("is_initialized", "sliding_window", "cumulative_length", "_sliding_window_tensor"),
         *("record_past", "dtype", "device"),
     )
@@ -156,7 +156,7 @@ OF_TRANSFORMERS = {
 """Attributes that are the same for all rows, of classes that are not ours."""
 KINDS_HERE = {
     "h2o@every=9,recent=4": {"StreamClock.first_evictions", "StreamClock.written"},
-    "rkv@every=5,window=3": {"State.stream", "DynamicSlidingWindowLayer.keys"},
+    "rkv@every=5,window=3": {"State.stream", "WindowLayer.keys"},
     "ddks@interval=6,selector=3,group=4,reading=mikv": {"Storage.balance"},
     "desirekv@interval=6,selector=3,group=4": {"StreamClock._confidence", "VectorTable.slots"},
     "lazy_eviction@window=4,precision=fp8": {"Storage.scale", "Coded.parts"},
