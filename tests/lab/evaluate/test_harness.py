@@ -154,8 +154,10 @@ def test_a_small_budget_is_seen(model, tasks, plain):
     ours = CompressedLM(model, "streaming_llm", budget=12, block_size=8, batch_size=2)
     (texts, _), (likelihoods, _) = plain
     assert answers(ours, tasks, GENERATED)[0] != texts
-    rated = numbers(answers(ours, tasks, RATED)[0])
+    alone = CompressedLM(model, "streaming_llm", budget=12, block_size=8, batch_size=1)
+    rated, own = (numbers(answers(each, tasks, RATED)[0]) for each in (ours, alone))
     for name, wanted in numbers(likelihoods).items():
+        np.testing.assert_allclose(rated[name], own[name], rtol=0, atol=FLOAT32_LOGITS)
         assert np.abs(rated[name] - wanted).max() > 100 * FLOAT32_LOGITS, name
     assert set(ours.after_eviction) == {*GENERATED, *RATED}, "each task has its own count"
     assert all(sum(x.count for x in parts) > 0 for parts in ours.after_eviction.values())

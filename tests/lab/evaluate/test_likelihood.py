@@ -89,12 +89,12 @@ def test_a_continuation_is_fed_as_if_written_or_as_a_prompt(model, teacher, feed
         assert other > 100 * FLOAT32_LOGITS, "another question"
 
 
+@pytest.mark.parametrize("block", [None, BLOCK])
 @pytest.mark.parametrize("feed", ["steps", "blocks"])
-def test_a_batch_rates_what_each_alone_is_rated(model, feed):
-    """Left padding moves the borders of blocks, so a prompt is read at once here."""
-    together = rate(model, "h2o", 80, PASSAGES, None, feed, 3)
+def test_a_batch_rates_what_each_alone_is_rated(model, feed, block):
+    together = rate(model, "h2o", 80, PASSAGES, block, feed, 3)
     for passage, found in zip(PASSAGES, together, strict=True):
-        (alone,) = rate(model, "h2o", 80, [passage], None, feed)
+        (alone,) = rate(model, "h2o", 80, [passage], block, feed)
         np.testing.assert_allclose(found.logprobs, alone.logprobs, rtol=0, atol=FLOAT64)
         assert len(found.logprobs) == len(passage.rated)
         assert found.entries == alone.entries
