@@ -24,9 +24,10 @@ def _beyond_the_softcap(x: dict[str, Array]) -> None:
 
 
 def below_the_mask(x: dict[str, Array], keys: str = "keys") -> None:
-    """Logits at and below −2^16, whose differences float32 holds: products are whole numbers."""
+    """Logits at and below −2^16, of few whole numbers: of more, float32 loses the differences."""
     for name in ("queries", keys):
         np.rint(x[name], out=x[name])
+    x["queries"][..., 4:] = 0
     x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
     x[keys][..., 0] = -256.0
 
