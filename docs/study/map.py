@@ -192,7 +192,7 @@ def _explained(shown: Sequence[str], values: Any) -> dict[str, Interval]:
     shares = np.array(_shares(cells))
     without = np.array([_shares((n * cells - units[..., i]) / (n - 1)) for i in range(n)])
     found = zip(shares.tolist(), (n * shares - (n - 1) * without).T, strict=True)
-    own = [replace(mean_interval(each, 0.0, 1.0), mean=share) for share, each in found]
+    own = [replace(mean_interval(each.tolist(), 0.0, 1.0), mean=share) for share, each in found]
     return dict(zip(("score", "protection", "match"), own, strict=True))
 
 

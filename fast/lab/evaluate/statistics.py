@@ -104,7 +104,8 @@ def paired_difference(
     """
     if len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values must be equally many")
-    return mean_interval(np.asarray(second) - np.asarray(first), -most, most)
+    change = np.asarray(second) - np.asarray(first)
+    return mean_interval(change.tolist(), -most, most)
 
 
 def paired_shares(only_first: int, only_second: int, trials: int) -> Interval:

@@ -152,7 +152,7 @@ def perplexity(place, *more):
     asked += ["--window", "64", "--windows", "2", "--budgets", "32", "--methods", "h2o", *more]
     ran = CliRunner().invoke(app, [*map(str, asked)])
     assert ran.exit_code == 0, ran.output
-    return ran.output
+    return ran.stdout
 
 
 def test_perplexity_says_what_it_measured(place):
