@@ -370,8 +370,8 @@ class Observation:
 
     def at_entries(self, found: Float[Tensor, "N G m"], others: PerEntry) -> PerEntry:
         """Return what was found for the block's tokens at their entries, ``others`` at the rest."""
-        m, new = found.shape[2], self.query_positions[:, None].expand(-1, found.shape[1], -1)
-        token = self.positions - new[..., -1:] + m - 1
-        token = token.clamp(0, m - 1).long()
-        of_block = self.present & (new.gather(2, token) == self.positions)
-        return torch.where(of_block, found.gather(2, token), others)
+        m = found.shape[2]
+        token = self.positions - self.query_positions[:, -1, None, None] + m - 1
+        padding = (self.query_positions < 0).sum(dim=1)[:, None, None]
+        of_block = self.present & (token >= padding) & (token < m)
+        return torch.where(of_block, found.gather(2, token.clamp(0, m - 1).long()), others)
