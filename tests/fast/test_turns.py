@@ -125,6 +125,22 @@ def test_every_step_agrees_with_the_reference(spec, use, shorter):
     assert comparison.found.coded > 0 or spec not in QUANTIZING
 
 
+def test_a_token_that_generate_wrote_is_known_behind_padding():
+    """It is the next token of its row, whichever column of the next call it stands in."""
+    model, inputs = tiny("llama"), prompts([14, 14])
+    with compress(model, "full", watch=lambda *_: None) as cache:
+        result = model.generate(**inputs, past_key_values=cache, max_new_tokens=3, **GREEDY)
+        held, last = cache.get_seq_length(), result.sequences[:, -1]
+        new = torch.tensor([[last[0], 5, 6], [7, last[1], 5]])
+        mask = torch.ones(2, held + 3, dtype=torch.long)
+        mask[1, held] = 0
+        model(new, attention_mask=mask, past_key_values=cache)
+        sure = cache.confidence.double()
+    expected = result.logits[-1].double().softmax(dim=-1).amax(dim=-1)
+    torch.testing.assert_close(sure[:, held], expected, rtol=1e-5, atol=0)
+    assert sure[:, held + 1 :].isnan().all()
+
+
 def test_a_long_text_is_known_from_its_first_token_on():
     """Its buffer has grown since the prompt."""
     model = tiny("llama")
