@@ -285,7 +285,8 @@ class StreamClock:
             first = 0 if real is None else real.int().argmax(dim=1)
             wrote = inputs[torch.arange(len(inputs)), first] == self.written
         else:
-            wrote = not given and inputs.shape[1] == 1
+            single = inputs.shape[1] == 1 if real is None else real.sum(dim=1) == 1
+            wrote = not given and single
         self.written = None
         self._record_text(inputs, real)
         if self.records_confidence:
