@@ -6,7 +6,7 @@ PYTHONPATH=docs python -m study.plan  # writes reference/conformance/plan.toml; 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covertable import make  # pyright: ignore[reportMissingImports]
+from covertable import make
 
 from kvlab.fast.lab.files import write_text
 from kvlab.reference.conformance import plan, vectors
@@ -30,7 +30,7 @@ def rows_of(entry: Mapping[str, Any]) -> list[str]:
     limited = (*(names for names, _ in entry.get("most", ())), *entry.get("never", ()))
     if len(factors) == 1:
         return list(plan.DIGITS[: len(*factors.values())])
-    found = make(factors, constraints=[constraint([*names]) for names in limited])
+    found: Any = make(factors, constraints=[constraint([*names]) for names in limited])
     return sorted("".join(plan.DIGITS[row[name]] for name in factors) for row in found)
 
 
