@@ -37,18 +37,21 @@ class Blocks:
             return
         each = [ceil(count / size) for count in counts]
         rest = max(count - (number - 1) * size for count, number in zip(counts, each, strict=True))
-        starts = [size * first for first in range(max(each))]
+        width = max(size, 2)  # a single column is a token of every row
+        starts = [width * first for first in range(max(each))]
         ends = [*starts[1:], starts[-1] + rest]
         self.parts = [slice(*part) for part in zip(starts, ends, strict=True)]
-        self._place(real, counts, each, size, ends[-1])
+        self._place(real, counts, each, size)
 
     def _place(
-        self, real: Bool[Tensor, "N m"], counts: list[int], each: list[int], size: int, places: int
+        self, real: Bool[Tensor, "N m"], counts: list[int], each: list[int], size: int
     ) -> None:
         count, blocks = (torch.tensor(x, device=real.device)[:, None] for x in (counts, each))
-        number = real.cumsum(dim=1) - 1
-        last = number >= (blocks - 1) * size
-        place = number + torch.where(last, places - count, (max(each) - blocks) * size)
+        number, places, width = real.cumsum(dim=1) - 1, self.parts[-1].stop, max(size, 2)
+        block = max(each) - blocks + number // size
+        last = block == max(each) - 1
+        before = block * width + width - size + number % size
+        place = torch.where(last, number + places - count, before)
         rows, columns = real.nonzero(as_tuple=True)
         self.columns = place.new_full((len(real), places), -1)
         self.columns[rows, place[rows, columns]] = columns

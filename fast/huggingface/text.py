@@ -284,9 +284,10 @@ class StreamClock:
         if self.written is not None and inputs.dim() == 2:
             first = 0 if real is None else real.int().argmax(dim=1)
             wrote = inputs[torch.arange(len(inputs)), first] == self.written
+        elif given or real is None:
+            wrote = not given and inputs.shape[1] == 1
         else:
-            single = inputs.shape[1] == 1 if real is None else real.sum(dim=1) == 1
-            wrote = not given and single
+            wrote = real.sum(dim=1) == 1
         self.written = None
         self._record_text(inputs, real)
         if self.records_confidence:

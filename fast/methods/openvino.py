@@ -24,8 +24,9 @@ class PooledAttention(Score[reference.PooledAttention]):
         options, clock, at = self.spec.options, seen.clock, seen.query_positions
         of_prompt, total = state.entries["of_prompt"], state.entries["accumulated"]
         if not clock.prefilling:
-            if not clock.rows[0].generated_before:
-                total.add_(self.pooled(of_prompt, seen))
+            if any(row.block and not row.generated_before for row in clock.rows):
+                begins = (at == clock.prompt[:, 0]).any(dim=1)[:, None, None]
+                total.add_(self.pooled(of_prompt, seen) * begins)
             total.add_(self.pooled(rows.sum(dim=2).expand_as(seen.positions), seen))
             return
         if options.window:

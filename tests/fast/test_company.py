@@ -130,6 +130,7 @@ QUICK = [
 @given(calls=batches(), block_size=st.none() | st.integers(1, 9), number=st.integers(0, 3))
 @example(calls=FIRST, block_size=6, number=0)
 @example(calls=TURNS, block_size=6, number=0)
+@example(calls=TURNS, block_size=1, number=0)
 def test_a_row_is_what_it_is_alone(spec, layers, calls, block_size, number):
     check_company(model_with_layers(layers), spec, calls, block_size, number)
 
