@@ -13,7 +13,7 @@ from torch import Tensor
 from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.slots import MOST_SLACK
+from kvlab.reference.slots import MOST_SLACK, room_for_more
 
 TABLE_SHIFT = 27
 """A partner is the number of a table, shifted by this many bits, and a row of it."""
@@ -167,8 +167,7 @@ def _added(rows: Shaped[Tensor, "N G n *d"], row: Shaped[Tensor, "N G 1 *d"]) ->
     """
     (N, G, n, *d), (_, per_head, per_row, *_) = rows.shape, rows.stride()
     if n * per_row + int(rows.storage_offset()) % per_head >= per_head:
-        room = n + min(MOST_SLACK, 1 + n // 16)
-        rows, held = rows.new_empty((N, G, room, *d)), rows
+        rows, held = rows.new_empty((N, G, room_for_more(n), *d)), rows
         rows.narrow(2, 0, n).copy_(held)
     rows = rows.as_strided((N, G, n + 1, *d), rows.stride())
     rows.narrow(2, n, 1).copy_(row)

@@ -20,7 +20,7 @@ from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Full, Policy
 from kvlab.reference.simulator.occupancy import Occupancy, mean_of_layers, occupancies
 from kvlab.reference.simulator.sizes import COUNTED_LAYERS, LAUNCHES, WIDE, Hardware, Shape
-from kvlab.reference.simulator.work import ELEMENT, NUMBER, Sizes, Work, rating, remembered
+from kvlab.reference.simulator.work import ELEMENT, NUMBER, SLOT, Sizes, Work, rating, remembered
 from kvlab.reference.slots import MOST_WAITING
 
 
@@ -132,21 +132,21 @@ class Plan:
 
         That is what `CompressedCache.memory` says: the slots of `kvlab.reference.slots`, whether
         entries use them or not, and what the score remembers of entries and of the token stream.
-        Codes are counted without the room behind them.
         """
         shape, score, policy = self.shape, self.policy.score, self.policy
         sizes = Sizes(0, shape.group, shape.head_dim, self.prompt)
         clocks = [Clock(self.prompt + n, 1, self.prompt) for n in range(1, self.generated + 1)]
         ended = [policy.schedule.ended(clock) for clock in clocks]
         slots = self.held.slots[self.prompt :]
-        columns = np.where(ended, 1, 1 + len(score.columns))
+        # the others only help to compute these, and the cache has none of them
+        kept = sum(each.compared for each in score.columns.values())
+        columns = np.where(ended, 1, 1 + kept)
         at = zip(clocks, ended, strict=True)
         stream = [0 if end else remembered(score, sizes, clock.seen) for clock, end in at]
         waiting = self._waiting(clocks) * shape.group * shape.head_dim
         known = NUMBER * (slots * columns + np.array(stream) + waiting)
-        wide = isinstance(policy.precision, Full)
-        coded = self.held.elements(shape.head_dim)[self.prompt :] / 8
-        cache = slots * WIDE * 2 * shape.head_dim if wide else coded
+        stored, numbered = (x[self.prompt :] for x in (self.held.stored, self.held.numbered))
+        cache = stored * shape.head_dim / 8 + SLOT * numbered
         return float(shape.kv_heads * shape.layers * (cache + known).max())
 
     def _waiting(self, clocks: Sequence[Clock]) -> Int[Array, " steps"]:

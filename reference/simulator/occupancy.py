@@ -6,7 +6,7 @@ DesireKV's doubtful tokens depends on data: here no token is doubtful.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any
 
@@ -21,7 +21,7 @@ from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Full, Policy, Precision
 from kvlab.reference.precisions import OnArrival
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.slots import grown, shrunk
+from kvlab.reference.slots import Rows, grown, shrunk
 from kvlab.reference.streams import block_lengths
 
 
@@ -43,6 +43,10 @@ class Occupancy:
     """Slots that were allocated while each token attended, as `kvlab.reference.slots` says."""
     slots: Real[Array, " t"]
     """Slots that are allocated after each token."""
+    stored: Real[Array, " t"]
+    """Bits that all vectors have allocated after each token, per channel of a head."""
+    numbered: Real[Array, " t"]
+    """Rows of tables after each token whose slots are written down, because they are no range."""
 
     @property
     def peak(self) -> float:
@@ -129,6 +133,57 @@ def after_storing(
     return held.take(keep)
 
 
+class Tables:
+    """The tables of one layer whose entries are stored at several precisions."""
+
+    def __init__(self, precision: Precision, new_bits: tuple[float, float]) -> None:
+        self.oldest = isinstance(precision, KeysPerChannelValuesPerToken)
+        """Whether the rows that are quantised are always the oldest ones."""
+        self.chosen = isinstance(precision, Demote | BitsBySensitivity)
+        """Whether they are chosen, so that slots are in no order."""
+        self.new_bits = new_bits
+        self.sides: tuple[dict[float, Rows], ...] = ({}, {})
+        """By their bits per element: of keys, and of values."""
+
+    def arrive(self, tokens: int) -> None:
+        """Add tokens, at the bits that they have at the end of their step."""
+        for side, bits in zip(self.sides, self.new_bits, strict=True):
+            side.setdefault(bits, Rows()).add(tokens)
+
+    def decide(self, held: StoredBits) -> None:
+        """Let the tables hold what a decision has left."""
+        for side, bits in zip(self.sides, (held.keys, held.values), strict=True):
+            wanted = dict.fromkeys(side, 0) | _counted(bits)
+            for each, rows in wanted.items():
+                table = side.setdefault(each, Rows())
+                if rows > table.used:
+                    table.add(rows - table.used)
+                elif rows < table.used:
+                    table.remove(table.used - rows, self.oldest)
+
+    @property
+    def stored(self) -> float:
+        """Bits that are allocated, per channel of a head."""
+        return sum(bits * rows.room for side in self.sides for bits, rows in side.items())
+
+    @property
+    def numbered(self) -> int:
+        """Rows whose slots are written down."""
+        several = any(sum(rows.used > 0 for rows in side.values()) > 1 for side in self.sides)
+        rows = sum(rows.used for side in self.sides for rows in side.values())
+        return rows if self.chosen and several else 0
+
+
+def _counted(bits: Float[Array, " n"]) -> dict[float, int]:
+    """Return how many there are of each of a few numbers."""
+    found = {}
+    while len(bits):
+        more = bits[bits > bits.min()]
+        found[float(bits.min())] = len(bits) - len(more)
+        bits = more
+    return found
+
+
 def _per_token(bits: int, group: int, head_dim: int) -> float:
     """Return the bits per element of a vector that is quantised in groups of its channels."""
     if bits == FULL_BITS:
@@ -140,19 +195,11 @@ def mean_of_layers(layers: Sequence[Occupancy]) -> Occupancy:
     """Return the means over layers; a token is ``ranked`` if it is in any of them."""
     if len(layers) == 1:
         return layers[0]
-    attended, entries, quantised, opened, slots, bits = (
-        np.mean(each, axis=0)
-        for each in zip(
-            *(
-                (x.attended, x.entries, x.quantised, x.opened, x.slots, x.entries * x.bits)
-                for x in layers
-            ),
-            strict=True,
-        )
-    )
+    mean = {name: np.mean([vars(x)[name] for x in layers], axis=0) for name in vars(layers[0])}
+    bits, entries = np.mean([x.entries * x.bits for x in layers], axis=0), mean["entries"]
     bits = np.divide(bits, entries, out=np.full_like(bits, FULL_BITS), where=entries > 0)
     ranked = np.any([each.ranked for each in layers], axis=0)
-    return Occupancy(attended, entries, ranked, bits, quantised, opened, slots)
+    return Occupancy(**(mean | {"bits": bits, "ranked": ranked}))
 
 
 def occupancies(
@@ -184,19 +231,14 @@ def _of_layer(
 ) -> tuple[Occupancy, bool]:
     """Count the entries in one layer; also say whether the policy asked for its number."""
     t, asked = prompt + generated, False
-    found = Occupancy(
-        attended=np.zeros(t, dtype=np.int64),
-        entries=np.zeros(t, dtype=np.int64),
-        ranked=np.zeros(t, dtype=bool),
-        bits=np.full(t, float(FULL_BITS)),
-        quantised=np.zeros(t, dtype=np.int64),
-        opened=np.zeros(t, dtype=np.int64),
-        slots=np.zeros(t, dtype=np.int64),
-    )
+    counts = {each.name: np.zeros(t, dtype=np.int64) for each in fields(Occupancy)}
+    floats = {"bits": np.full(t, float(FULL_BITS)), "stored": np.zeros(t)}
+    found = Occupancy(**(counts | floats | {"ranked": np.zeros(t, dtype=bool)}))
     held = StoredBits(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
     count, held_bits, slots = 0, 0.0, 0
     new_bits = bits_on_arrival(policy.precision, head_dim)
-    in_place = isinstance(policy.precision, Full) and not policy.evict_before_attend
+    tables = None if isinstance(policy.precision, Full) else Tables(policy.precision, new_bits)
+    in_place = tables is None and not policy.evict_before_attend
     last = 0
     for length in block_lengths(prompt, generated, block_size):
         first, last = last, last + length
@@ -204,18 +246,24 @@ def _of_layer(
         count += clock.block
         found.attended[first:last] = count
         found.opened[first:last] = slots = grown(slots, count)
+        if tables is not None:
+            tables.arrive(clock.block)
         if policy.schedule.due(clock):
             before = held.append(np.arange(last - (count - len(held)), last), *new_bits)
             seen = _without_data(clock, before, head_dim, layer, layers)
             held, found.ranked[last - 1] = _decide(policy, seen, before)
             asked |= seen.asked
             found.quantised[last - 1] = _lowered(before, held)
+            if tables is not None:
+                tables.decide(held)
             if count - len(held) > 1 or not in_place:
                 slots = shrunk(slots, len(held))
             count, held_bits = len(held), float((held.keys.sum() + held.values.sum()) / 2)
         if min(new_bits) < FULL_BITS:
             found.quantised[last - 1] += clock.block
         found.entries[first:last], found.slots[first:last] = count, slots
+        found.stored[first:last] = 2 * FULL_BITS * slots if tables is None else tables.stored
+        found.numbered[first:last] = 0 if tables is None else tables.numbered
         if count:
             found.bits[first:last] = (held_bits + sum(new_bits) / 2 * (count - len(held))) / count
     return found, asked

@@ -28,6 +28,8 @@ from kvlab.reference.policy import Around, Score
 
 NUMBER = 4
 """Bytes of a score, a probability or a position."""
+SLOT = 8
+"""Bytes of the number of a slot, where the entries of a table are in no order."""
 ELEMENT = 2
 """Bytes of an element of a key or value."""
 

@@ -8,20 +8,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvlab.fast import compress
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
-from kvlab.reference.policy import Full
 from kvlab.reference.simulator.cost import Plan
 from kvlab.reference.simulator.sizes import HARDWARE, Shape
 
 SHAPE = Shape("tiny", 3, 64, 4, 2, 32, 32, 32)
 WITHIN = 0.02
 """Tolerance of a plan: what it leaves out are numbers of a layer, and positions of queries."""
-
-
-def wide(spec):
-    """Say whether a method evicts, fits these texts and keeps 16 bits of what it keeps."""
-    if not takes_budget(spec) or spec == "raas":  # which protects the whole prompt
-        return False
-    return isinstance(methods.get(spec, 100).precision, Full)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +35,8 @@ def model():
 def held(model, spec, budget, prompt, written):
     """Return the most bytes that the cache has allocated after any written token."""
     ids, most = torch.randint(0, SHAPE.vocabulary, (1, prompt + written)), 0
-    with torch.inference_mode(), compress(model, spec, budget) as cache:
+    entries = budget if takes_budget(spec) else None
+    with torch.inference_mode(), compress(model, spec, entries) as cache:
         model(input_ids=ids[:, :prompt], past_key_values=cache)
         for token in ids[0, prompt:]:
             model(input_ids=token.view(1, 1), past_key_values=cache)
@@ -52,7 +45,7 @@ def held(model, spec, budget, prompt, written):
 
 
 def check(model, spec, budget, prompt, written):
-    policy = methods.get(spec, budget)
+    policy = methods.get(spec, budget if takes_budget(spec) else None)
     on_cpu = {"batch": 1, "triton": False}
     plan = Plan(SHAPE, HARDWARE["h200"], policy, prompt, written, **on_cpu)
     found = held(model, spec, budget, prompt, written)
@@ -60,8 +53,14 @@ def check(model, spec, budget, prompt, written):
     return plan, found
 
 
-SPECS = tuple(filter(wide, methods.compared()))
-KINDS = ("h2o", "h2o@every=16", "snapkv@window=16,schedule=every_block", "streaming_llm")
+CODED = ("h2o@precision=nvfp4", "h2o@every=16,precision=fp8", "full@precision=turboquant")
+SPECS = (*(spec for spec in methods.compared() if spec != "raas"), *CODED)
+"""All but RaaS with its prompt, which is longer than the budget."""
+KINDS = (
+    *("h2o@every=16", "snapkv@window=16,schedule=every_block", "h2o@precision=nvfp4"),
+    *("kivi@key_bits=4,value_bits=4,residual=32", "desirekv@interval=32,selector=8,group=32"),
+    *("h2o", "full"),
+)
 
 
 @pytest.mark.parametrize("spec", sampled(SPECS, KINDS))

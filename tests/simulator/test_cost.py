@@ -19,6 +19,7 @@ from kvlab.reference.simulator.sizes import (
     find_shape,
 )
 from kvlab.reference.simulator.work import Sizes, rating
+from kvlab.reference.slots import Rows
 from kvlab.reference.transformer import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("shapes")
@@ -123,6 +124,25 @@ def test_memory_of_the_full_cache_by_hand():
     assert (found.logical_bytes, found.sequence_bytes) == (tokens * (131072 + 1024), each)
     weights = 2 * PUBLISHED["llama-3.1-8b"]
     assert found.memory == weights + activations + 3 * (each + 4 * 128256)
+
+
+def test_rows_of_a_table_by_hand():
+    """100 rows are joined; one more takes 100 + 1 + 6 = 107; of 107, 30 of the oldest stay behind
+    in the buffer, so the next row needs a new one, of 77 + 1 + 4; without 70 of the oldest, or with
+    any others removed, the buffer is as long as its rows."""
+    rows = Rows()
+    for add, expected in ((100, 100), (1, 107), *[(1, 107)] * 6):
+        rows.add(add)
+        assert rows.room == expected
+    rows.remove(30, oldest=True)
+    assert (rows.used, rows.first, rows.room) == (77, 30, 107)
+    rows.add(1)
+    assert (rows.used, rows.first, rows.room) == (78, 0, 82)
+    rows.remove(70, oldest=True)
+    assert rows == Rows(8, 8)
+    rows.add(1)
+    rows.remove(1, oldest=False)
+    assert rows == Rows(8, 8)
 
 
 def test_layers_are_compressed_one_after_the_other():
