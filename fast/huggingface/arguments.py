@@ -158,8 +158,9 @@ def real_tokens(
     real = attention_mask[:, -m:].bool()
     if not real.any(dim=1).all():
         raise ValueError(
-            "attention_mask must leave at least one token in every row: for a padded prompt in "
-            "pieces, give it at once and use compress(block_size=...)"
+            "attention_mask must leave at least one token in every row: give a padded prompt at "
+            "once, with compress(block_size=...), and take rows that have ended out of the cache "
+            "with batch_select_indices()"
         )
     return None if real.all() else real
 

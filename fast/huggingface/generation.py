@@ -187,5 +187,6 @@ def how_to_go_on(held: int) -> str:
     return (
         f": this cache holds a text of {held} tokens; call reset() on it before another text, or "
         "continue this one: give all of it and more, or only new tokens with an attention_mask of "
-        f"{held} columns more"
+        f"{held} columns more; what was read cannot become padding: batch_select_indices() takes "
+        "out rows that have ended"
     )
