@@ -5,11 +5,13 @@ from typing import Any
 
 from mkdocs.exceptions import PluginError
 
+from kvlab.fast.lab.commands.engines import INSIDE
 from kvlab.fast.lab.evaluate.controls import gains_table
 from kvlab.fast.lab.sweep.summary import main_measure
-from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.points import After
+from kvlab.fast.lab.tables import Table, tabulate
 from study import map as study_map
-from study.stored import stored_summary
+from study.stored import stored_file, stored_summary
 
 MARK = re.compile(r"<!-- (\w+): ([\w ]+) -->")
 
@@ -33,7 +35,14 @@ def needles(short: str, long: str) -> Table:
     return Table(("found, %", *headings), [[method, *cells] for method, cells in rows.items()])
 
 
+def agreement(file: str) -> Table:
+    """List in how many tokens an engine agrees with kvlab's specifications, as it was checked."""
+    rows = [row | {"after_eviction": After(**row["after_eviction"])} for row in stored_file(file)["rows"]]
+    return tabulate(rows, INSIDE)
+
+
 TABLES = {
+    "agreement": (agreement, "`{}`"),
     "gains": (gains, "`{}`"),
     "needles": (needles, "`{}`"),
     "papers": (study_map.papers, "`{}`"),

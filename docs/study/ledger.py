@@ -57,6 +57,7 @@ OWN_PAGES = (
     "benchmarks",
     "kernels",
     "plan",
+    "vllm",
 )
 """Pages that are searched beside those of methods, and those that have rows."""
 PAGES = sorted(

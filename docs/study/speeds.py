@@ -138,10 +138,52 @@ def fits(spec: str) -> int:
     return replace(desirekv_plan(spec), runtime=Runtime(memory_share=1.0)).largest_batch
 
 
+EVICTING = ("streaming_llm@protected=first4", "random:h2o", "tova", "h2o", "caote:h2o")
+"""Methods timed inside vLLM."""
+MEMORY = (1.0, 0.5, 0.25)
+"""Shares of the blocks that all requests need, which vLLM has."""
+
+
+def served(prompt: int, memory: float, method: str, key: str) -> Any:
+    """Return a figure of a row of vLLM's times; ``full`` is vLLM's own cache."""
+    name = "full, without the plug-in" if method == "full" else method
+    pools = stored_file("benchmarks/vllm-cpu")["pools"][str(prompt)]
+    (found,) = (row for row in pools if row["share"] == memory and row["method"] == name)
+    return found[key]
+
+
+def times_full(prompt: int, memory: float) -> list[float]:
+    """Return the least and the largest speed of methods in vLLM, as multiples of the full cache."""
+    found = [served(prompt, memory, method, "times_full") for method in EVICTING]
+    return [min(found), max(found)]
+
+
+def fewer_than_random(method: str, prompt: int) -> list[float]:
+    """Return how many percent fewer tokens per second a method writes than ``random:h2o``."""
+    speeds = {
+        name: [served(prompt, memory, name, "tokens_per_second") for memory in MEMORY]
+        for name in (method, "random:h2o")
+    }
+    lost = [100 - 100 * a / b for a, b in zip(*speeds.values(), strict=True)]
+    return [min(lost), max(lost)]
+
+
+def agreed() -> dict[str, int]:
+    """Return how many rows of vLLM's agreement there are, and how many agree in every token."""
+    rows = stored_file("vllm_agreement")["rows"]
+    return {
+        "rows": len(rows),
+        "agree": sum(row["agreed"] == row["tokens"] for row in rows),
+        "controls": sum("control" in row["setting"] for row in rows),
+    }
+
+
 FUNCTIONS = {
     **{each.__name__: each for each in (token_ms, least_ms, peak_gib, timed, kernel_us)},
     **{each.__name__: each for each in (of_copying, copied_us, of_limit)},
     **{each.__name__: each for each in (planned, planned_ms, pays, over_planned, printed, fits)},
-    **{"LAUNCHES": LAUNCHES, "SHAPES": SHAPES, "HARDWARE": HARDWARE, "Runtime": Runtime},
+    **{each.__name__: each for each in (served, times_full, fewer_than_random, agreed)},
+    **{"EVICTING": EVICTING, "MEMORY": MEMORY, "LAUNCHES": LAUNCHES},
+    **{"SHAPES": SHAPES, "HARDWARE": HARDWARE, "Runtime": Runtime},
 }
 """What expressions of the ledger may call besides its own."""
