@@ -86,7 +86,7 @@ playground: .venv/docs  ## build the playground alone: open site/playground/inde
 	@echo "open site/playground/index.html"
 
 notebooks: .venv/dev  ## run the notebooks that changed, and write them with their outputs
-	$(BIN)/python tests/run_notebooks.py
+	$(BIN)/python tests/support/run_notebooks.py
 
 docs: .venv/dev  ## build the site into site/, with the outputs that the notebooks hold
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -109,7 +109,7 @@ release:  ## sdist and wheel, checked as the index does and tried
 	build/tools/bin/python -m pip install -qq --disable-pip-version-check build twine
 	build/tools/bin/python -m build -o dist .
 	build/tools/bin/python -m twine check --strict dist/*
-	$(PYTHON) tests/try_wheel.py dist
+	$(PYTHON) tests/support/try_wheel.py dist
 	@! grep -q 'https://.*OWNER' pyproject.toml || \
 	  echo "kvlab: before you upload dist/, fill in OWNER in pyproject.toml, [project.urls]"
 

@@ -8,8 +8,9 @@ import hypothesis
 import pytest
 import torch
 import transformers.utils
-import typecheck  # noqa: F401  (before kvlab is imported)
 from jaxtyping import config
+
+from support import typecheck  # noqa: F401  (before kvlab is imported)
 
 # What is imported stays to the end: the garbage collector would walk over it in vain. And what
 # modules do while they are imported is no test.

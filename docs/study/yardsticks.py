@@ -1,6 +1,6 @@
 """How good yardsticks are: which planted bugs pass the tolerance rules of others, and ours.
 
-PYTHONPATH=docs:tests:tests/conformance python -m study.yardsticks docs  # stores and draws
+PYTHONPATH=docs:tests python -m study.yardsticks docs  # stores and draws
 """
 
 import json
@@ -15,7 +15,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from mutants import BUGS, ROOT, SIZED_BUGS, Bug, Copy
 
 from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.fast.lab.files import write_text
@@ -26,6 +25,7 @@ from kvlab.reference.conformance.made import method_cases, sized_cases
 from kvlab.reference.conformance.targets import answer
 from kvlab.reference.conformance.vectors import Case, Expected
 from kvlab.reference.method import Example
+from support.mutants import BUGS, ROOT, SIZED_BUGS, Bug, Copy
 
 NEAR, FACTOR, SEEDS = 1e-2, 1.5, 4  # of flashinfer-bench, SOL-ExecBench; of gpuemu; of controls
 RULES = ("all within 1e-2", "99 % within 1e-2", "95 % within 1e-2", "1.5 × p95 of controls", "ours")

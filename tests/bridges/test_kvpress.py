@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from outside import methods_named
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, pipeline
 from transformers.models.llama import LlamaForCausalLM
 
@@ -22,6 +21,7 @@ from kvlab.fast.models.loading import load
 from kvlab.reference import methods
 from kvlab.reference.generators import seeded
 from kvlab.reference.models import reasoner_directory
+from support.outside import methods_named
 
 kvpress = pytest.importorskip("kvpress", reason="needs kvpress, in an environment of its own")
 kvzap, statistics = (

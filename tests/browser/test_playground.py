@@ -2,9 +2,7 @@
 
 from urllib.parse import urlencode
 
-import playground_page
 import pytest
-from sampling import slow
 
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate
@@ -12,7 +10,10 @@ from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.transformer import end_of_text, load_tokenizer
 from study import one_entry
+from support.sampling import slow
+from support.site import module
 
+playground_page = module("playground_page")
 FIRST = next(iter(EMBEDDED))
 
 

@@ -15,10 +15,11 @@ from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from reread import PATH
+
+from support.site import module
 
 SITE = Path(__file__).parents[2] / "site"
-LEARNED = [f"{page}.html" for page in PATH]
+LEARNED = [f"{page}.html" for page in module("reread").PATH]
 pytestmark = pytest.mark.site
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1400, "height": 800}

@@ -5,12 +5,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from noise import noise
 
 from kvlab.fast.lab.viewing import write_viewer
 from kvlab.reference import methods
 from kvlab.reference.simulator.recorder import record_replay
 from kvlab.reference.simulator.timeline import GONE, Timeline
+from support.noise import noise
 
 WORDS = ("the", " cache", " of", " keys", ",", " and", "\n", " values", ".", " 8", "")
 EVIL = '<img src=x onerror="document.title=1">&amp;'

@@ -7,7 +7,6 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from sampling import examples, sampled
 
 from kvlab.reference import methods
 from kvlab.reference.conformance import draws, plan, publishing, strategies
@@ -23,6 +22,7 @@ from kvlab.reference.conformance.whole_cache import whole_cache
 from kvlab.reference.method import CommonOptions, Example
 from kvlab.reference.selection import keep_set
 from kvlab.reference.streams import Source, Stream
+from support.sampling import examples, sampled
 
 quickly = settings(
     max_examples=examples(20),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sampling import sampled
 
 from kvlab.reference.conformance.exporting import files_of
 from kvlab.reference.conformance.made import sized_cases
+from support.sampling import sampled
 
 TARGETS = (
     *("attend", "h2o.observe", "caote:h2o.score", "keep_set", "quantize", "encode"),

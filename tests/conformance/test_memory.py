@@ -1,12 +1,12 @@
 """What goes wrong with memory alone: the command, `check` and the fixture all notice it."""
 
 import pytest
-from sampling import sampled
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference.conformance import check
 from kvlab.reference.conformance.implementation import load
+from support.sampling import sampled
 
 KERNEL = """
 import numpy as np

@@ -6,15 +6,15 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Copy, identifier
-from registry_pages import PARTS
-from sampling import sampled
 
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
 from kvlab.reference.conformance.made import STREAMS, sized_cases
 from kvlab.reference.conformance.plan import GROUPS, LARGE_OPTIONS, SIZES
 from kvlab.reference.conformance.report import ABOUT_GROUPS, FLAGS
+from support.mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Copy, identifier
+from support.sampling import sampled
+from support.site import module
 
 ALL = (*BUGS, *SIZED_BUGS, *CACHE_BUGS)
 copied = lru_cache(16)(Copy)
@@ -66,7 +66,7 @@ def test_the_list_in_the_documentation_is_this_one():
     page = Path("docs/conformance_bugs.md").read_text(encoding="utf-8")
     for mark, own in (("bugs of the reference", BUGS), ("bugs of whole caches", CACHE_BUGS)):
         assert f"\n{{{{ {mark} }}}}\n" in page
-        listed = PARTS[mark]().splitlines()
+        listed = module("registry_pages").PARTS[mark]().splitlines()
         assert len(listed) == 2 + len(own)
         for line, bug in zip(listed[2:], own, strict=True):
             assert line.startswith(f"| {bug.name}") and f"| `{bug.target}` |" in line

@@ -5,12 +5,12 @@ import json
 import jsonschema
 import numpy as np
 import pytest
-from outside import SOURCE, methods_named
 
 from kvlab.reference.conformance import cases, check, published, publishing, vectors
 from kvlab.reference.conformance.checker import made_on_the_spot
 from kvlab.reference.conformance.made import STREAMS
 from kvlab.reference.conformance.targets import answer, operation_of
+from support.outside import SOURCE, methods_named
 
 
 class Reference:

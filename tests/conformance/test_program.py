@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from sampling import sampled
 
 from kvlab.reference.conformance import Status, check, published
 from kvlab.reference.conformance.program import Program, read_outputs, request
+from support.sampling import sampled
 
 CPLUSPLUS = Path("docs/examples/conformance/keep_set.cpp")
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sampling import sampled
 
 from kvlab.reference.conformance import Status, load, published
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.made import made_case
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.transformer import Transformer
+from support.sampling import sampled
 
 EXAMPLE = Path("docs/examples/conformance/flex_attention.py")
 NONE = {"scale": None, "softcap": None, "window": None}

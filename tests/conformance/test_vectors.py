@@ -9,8 +9,6 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from registry_pages import PARTS
-from sampling import sampled
 
 from kvlab.reference import methods
 from kvlab.reference.conformance import publishing, vectors
@@ -20,6 +18,8 @@ from kvlab.reference.conformance.made import options_of
 from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.targets import has_vectors, operation_of
 from study.vectors import main
+from support.sampling import sampled
+from support.site import module
 
 FOLDERS = {spec: vectors.HERE / folder for spec, folder in vectors.SPECIFICATIONS.items()}
 CASES = {"0.9": 1469, "1.0": 64, "1.1": 102, "1.2": 19, "1.3": 3, "1.4": 5, "1.5": 2092, "1.6": 8}
@@ -158,6 +158,8 @@ def test_the_page_names_every_group_and_leaves_the_counts_to_the_package():
     of_caches = {group for group in groups if group.startswith("cache_")}
     for mark, own in (("groups of whole caches", of_caches), ("groups", groups - of_caches)):
         assert f"{{{{ {mark} }}}}" in page
-        assert not {group for group in own if f"`{group}`" not in PARTS[mark]()}
+        assert not {
+            group for group in own if f"`{group}`" not in module("registry_pages").PARTS[mark]()
+        }
     assert " {{ cases }} test" in page.replace("\n", " ")
     assert "for {{ building blocks }} building blocks" in page

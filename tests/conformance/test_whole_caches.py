@@ -4,13 +4,13 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from mutants import CACHE_BUGS, identifier, planted_engine
-from sampling import sampled
 
 from kvlab.reference.conformance import Status, check, published
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.implementation import Functions
 from kvlab.reference.conformance.report import ABOUT_GROUPS
+from support.mutants import CACHE_BUGS, identifier, planted_engine
+from support.sampling import sampled
 
 
 @lru_cache

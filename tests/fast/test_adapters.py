@@ -5,10 +5,10 @@ import copy
 import peft
 import pytest
 import torch
-from models import GREEDY, prompts, tiny
-from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast import compress
+from support.models import GREEDY, prompts, tiny
+from support.tolerances import FLOAT32_LOGITS
 
 LORA = peft.LoraConfig(
     target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False

@@ -5,16 +5,16 @@ from itertools import product
 
 import pytest
 import torch
-from cases import ALL, CODED, GRANULAR, ONE_EACH, budget_of
-from models import prompts, tiny
-from sampling import sampled
-from tolerances import FLOAT32_SCORES
 
 from kvlab.fast import compress, methods
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import Block, attend, begin, finish
 from kvlab.fast.huggingface import agreement
+from support.cases import ALL, CODED, GRANULAR, ONE_EACH, budget_of
+from support.models import prompts, tiny
+from support.sampling import sampled
+from support.tolerances import FLOAT32_SCORES
 
 
 @contextmanager

@@ -11,16 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from models import prompts
-from sampling import sampled
-from test_architectures import (
-    ALTERNATING,
-    SMALL_EXPERTS,
-    gemma3_with_vision,
-    qwen_with_vision,
-    text_model,
-)
-from tolerances import FLOAT32_LOGITS
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
@@ -28,6 +18,16 @@ from kvlab.fast import compress
 from kvlab.fast.huggingface.arguments import check_past
 from kvlab.fast.huggingface.attaching import implementation
 from kvlab.fast.huggingface.text import StreamClock
+from support.architectures import (
+    ALTERNATING,
+    SMALL_EXPERTS,
+    gemma3_with_vision,
+    qwen_with_vision,
+    text_model,
+)
+from support.models import prompts
+from support.sampling import sampled
+from support.tolerances import FLOAT32_LOGITS
 
 LENGTH, BLOCK = 6, 4
 ROBERTA = {"is_decoder": True, "pad_token_id": 1}

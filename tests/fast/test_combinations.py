@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from covertable import make
-from replay import as_array, random_blocks, reference_block
-from tolerances import FLOAT64
 
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import attend, begin, finish
@@ -27,6 +25,8 @@ from kvlab.reference.methods.ddks import AlsoDemoted
 from kvlab.reference.methods.openvino import CompletePages
 from kvlab.reference.precisions import OnArrival
 from kvlab.reference.step import StepResult, apply, apply_together, empty_cache, look
+from support.replay import as_array, random_blocks, reference_block
+from support.tolerances import FLOAT64
 
 BUDGET, LAYERS, HEADS = 16, 2, (2, 2, 8)
 PROMPTS, SHORT = (21, 13), (9, 6)

@@ -4,15 +4,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from cases import CODED, GRANULAR, ONE_EACH, budget_of
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from models import GREEDY, tiny
-from sampling import examples, sampled
-from test_rows import CHOICES, MODELS, model_with_layers
 
 from kvlab.fast import compress
 from kvlab.reference.methods import base_name
+from support.cases import CODED, GRANULAR, ONE_EACH, budget_of
+from support.models import CHOICES, GREEDY, LAYERS, model_with_layers, tiny
+from support.sampling import examples, sampled
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
 BUDGET = 16
@@ -115,7 +114,7 @@ TURNS = [
 ]
 """Later texts in which rows have unequally many blocks."""
 SPECS = (*ONE_EACH, *CODED, *GRANULAR)
-SHARED, BESIDE = MODELS
+SHARED, BESIDE = LAYERS
 QUICK = [
     ("tova", BESIDE),
     *[(spec, SHARED) for spec in ONE_EACH if base_name(spec) in ("nacl", "lazy_eviction")],
@@ -124,7 +123,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize(
-    ("spec", "layers"), sampled([(spec, layers) for spec in SPECS for layers in MODELS], QUICK)
+    ("spec", "layers"), sampled([(spec, layers) for spec in SPECS for layers in LAYERS], QUICK)
 )
 @settings(max_examples=examples(20), deadline=None)
 @given(calls=batches(), block_size=st.none() | st.integers(1, 9), number=st.integers(0, 3))

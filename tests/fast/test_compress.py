@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from cases import ALL, BUDGETED, CODED, KINDS, ONE_EACH, budget_of
-from models import CONFIGS, SHAPE, Between, built, prompts, tiny, written
 from packaging.version import Version
-from replay import Tolerance, follow_with_reference, rotation_of
-from sampling import diagonal, sampled
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
@@ -29,6 +24,11 @@ from kvlab.reference.observation import Clock
 from kvlab.reference.policy import AfterPrefill
 from kvlab.reference.slots import MOST_SLACK
 from kvlab.reference.transformer import Transformer
+from support.cases import ALL, BUDGETED, CODED, KINDS, ONE_EACH, budget_of
+from support.models import CONFIGS, SHAPE, Between, built, prompts, tiny, written
+from support.replay import Tolerance, follow_with_reference, rotation_of
+from support.sampling import diagonal, sampled
+from support.tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 
 SOME = (
     "streaming_llm@sinks=2",

@@ -3,12 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import engine
-import interpreter
 import numpy as np
 import pytest
 import torch
-from sampling import sampled
 
 from kvlab.fast.kernels.choice import VARIABLE
 from kvlab.fast.lab import conformance
@@ -23,6 +20,8 @@ from kvlab.reference.method import Example
 from kvlab.reference.methods import base_name
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.streams import Source, random_stream
+from support import engine, interpreter
+from support.sampling import sampled
 
 FILE = Path(conformance.__file__)
 KERNELS = (

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from models import prompts, tiny, written
 
 from kvlab.fast import compress
+from support.models import prompts, tiny, written
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

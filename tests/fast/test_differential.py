@@ -6,23 +6,17 @@ from math import ceil
 
 import pytest
 import torch
-from cases import BUDGETED, CODED, GRANULAR, QUANTIZING, SELF_SIZED, budget_of
-from replay import Comparison, Tolerance, random_blocks
-from shapes import shapes_checked
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
 from kvlab.fast.engine import long_blocks
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.methods import port
 from kvlab.reference import methods
+from support.cases import BUDGETED, CODED, GRANULAR, QUANTIZING, SELF_SIZED, budget_of
+from support.replay import DTYPES, HEADS, Comparison, Tolerance, random_blocks
+from support.shapes import shapes_checked
+from support.tolerances import FLOAT64
 
 BUDGET = 24
-HEADS = {"mha": (4, 1, 8), "gqa": (2, 2, 8), "mqa": (1, 4, 8)}
-DTYPES = {
-    "float64": (torch.float64, Tolerance(FLOAT64, FLOAT64)),
-    "float32": (torch.float32, Tolerance(FLOAT32_SCORES, FLOAT32_SCORES)),
-    "bfloat16": (torch.bfloat16, Tolerance(FLOAT32_SCORES, BFLOAT16_OUTPUT)),
-}
 FLOWS = {
     "short": (26, 24, 9),
     "decode": (1, 110, None),

@@ -3,12 +3,12 @@
 import weakref
 
 import pytest
-import recorded
 import torch
-from models import prompts, tiny
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import graphs
+from support import recorded
+from support.models import prompts, tiny
 
 GRAPHED = (
     *("streaming_llm", "h2o", "tova", "random", "caote:h2o", "caote:tova"),

@@ -7,13 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import CONFIGS, prompts, tiny
-from outside import methods_named
-from replay import Tolerance, follow_with_reference
 from safetensors.numpy import load_file, save_file
-from sampling import sampled
-from test_real_models import assert_alike
-from tolerances import FLOAT64
 from transformers import AutoConfig
 
 from kvlab.fast import compress, twin_of
@@ -25,6 +19,12 @@ from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.replay import check_replay
 from kvlab.reference.streams import Source
 from kvlab.reference.transformer import Transformer
+from support.models import CONFIGS, prompts, tiny
+from support.outside import methods_named
+from support.replay import Tolerance, follow_with_reference
+from support.sampling import sampled
+from support.tolerances import FLOAT64
+from support.trained import assert_alike
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "learned_gate.py"
 BUDGET = 12

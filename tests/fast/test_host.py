@@ -7,11 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from models import prompts, tiny, written
-from outside import methods_named, write_files
-from replay import Comparison, random_blocks
-from sampling import diagonal, sampled
-from test_differential import DTYPES, HEADS
 
 from kvlab.fast import compress
 from kvlab.fast.engine import host, port
@@ -24,6 +19,10 @@ from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.observation import NO_ATTENTION, Needs
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 from kvlab.reference.policy import Full as FullPrecision
+from support.models import prompts, tiny, written
+from support.outside import methods_named, write_files
+from support.replay import DTYPES, HEADS, Comparison, random_blocks
+from support.sampling import diagonal, sampled
 
 BUDGET = 12
 

@@ -8,7 +8,6 @@ import accelerate
 import peft
 import pytest
 import torch
-from models import CONFIGS, SHAPE, built, prompts
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import (
@@ -21,6 +20,7 @@ from transformers import (
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface.identity import digest_of
+from support.models import CONFIGS, SHAPE, built, prompts
 
 TEXT, NEXT = prompts([20])["input_ids"], prompts([1], seed=4)["input_ids"]
 

@@ -5,11 +5,11 @@ from weakref import ref
 
 import pytest
 import torch
-from cases import CODED, GRANULAR, ONE_EACH, budget_of
-from models import prompts, tiny, written
-from sampling import diagonal
 
 from kvlab.fast import compress
+from support.cases import CODED, GRANULAR, ONE_EACH, budget_of
+from support.models import prompts, tiny, written
+from support.sampling import diagonal
 
 
 @pytest.fixture(autouse=True)

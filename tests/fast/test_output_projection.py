@@ -4,11 +4,6 @@ import copy
 
 import pytest
 import torch
-from models import CONFIGS, prompts, tiny, written
-from replay import Tolerance, follow_with_reference
-from test_real_models import assert_alike, haystack, speaks
-from test_repositioning import model_of
-from tolerances import FLOAT64
 
 from kvlab.fast import compress
 from kvlab.fast.engine.twins import TWINS
@@ -17,6 +12,11 @@ from kvlab.fast.models import fetched_directory
 from kvlab.reference import methods
 from kvlab.reference.methods.expected_attention import AttentionToCome
 from kvlab.reference.models import reasoner_directory
+from support.architectures import model_of
+from support.models import CONFIGS, prompts, tiny, written
+from support.replay import Tolerance, follow_with_reference
+from support.tolerances import FLOAT64
+from support.trained import assert_alike, haystack, speaks
 
 METHOD = "expected_attention@every=3,ahead=5,sinks=1,values=projected"
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from sampling import sampled
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlab.fast import compress
@@ -10,6 +9,7 @@ from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.simulator.cost import Plan
 from kvlab.reference.simulator.sizes import HARDWARE, Shape
+from support.sampling import sampled
 
 SHAPE = Shape("tiny", 3, 64, 4, 2, 32, 32, 32)
 WITHIN = 0.02

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT64
 
 from kvlab.fast.engine.port import port_part
 from kvlab.fast.engine.storage import Storage, quantize_oldest
@@ -11,6 +10,7 @@ from kvlab.fast.kernels.codes import Coded, decode_small, encode_small
 from kvlab.reference.codes import E4M3, E5M2
 from kvlab.reference.precisions import OnArrival, precisions
 from kvlab.reference.stored_vectors import CodedRows, StoredVectors
+from support.tolerances import FLOAT64
 
 ON_ARRIVAL = [name for name in precisions() if name != "full"]
 FORMATS = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]

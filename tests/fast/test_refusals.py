@@ -5,11 +5,11 @@ from threading import Thread
 
 import pytest
 import torch
-from models import Between, built, prompts, tiny, written
 from transformers import DynamicCache, GPT2Config
 
 from kvlab.fast import compress
 from kvlab.reference import methods
+from support.models import Between, built, prompts, tiny, written
 
 BUDGET = 12
 

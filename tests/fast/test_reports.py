@@ -5,11 +5,11 @@ from copy import deepcopy
 import peft
 import pytest
 import torch
-from models import GREEDY, prompts, tiny
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvlab.fast import compress
+from support.models import GREEDY, prompts, tiny
 
 TEXT = prompts([24])["input_ids"]
 OTHER = prompts([24], seed=5)["input_ids"]

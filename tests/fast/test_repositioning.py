@@ -11,27 +11,16 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
-from models import prompts, tiny
-from test_architectures import close, eager, qwen_with_vision, text_model
 
 from kvlab.fast import compress
 from kvlab.fast.engine import step
 from kvlab.fast.engine.observation import LayerView, reposition
 from kvlab.fast.huggingface import agreement, repositioning
+from support.architectures import close, eager, model_of, qwen_with_vision
+from support.models import prompts, tiny
 
 METHOD, BUDGET = "streaming_llm@sinks=2,reposition=true", 8
 FULL = {"sliding_window": 64, "layer_types": ["full_attention"]}
-
-
-def model_of(module: str, name: str, **options):
-    """Return a small model whose norms and biases are not those of a fresh one."""
-    model = text_model(module, name, **{"num_hidden_layers": 1, **options})
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
-    return model
 
 
 @torch.no_grad()

@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CODED, GRANULAR, ONE_EACH, budget_of
-from models import SHAPE, built, prompts, tiny, written
-from sampling import diagonal, sampled
-from transformers import Gemma3TextConfig, LlamaConfig
 
 from kvlab.fast import compress
 from kvlab.fast.engine.columns import Columns
@@ -20,10 +16,11 @@ from kvlab.fast.kernels.vector_tables import partners_of
 from kvlab.fast.methods import port
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
+from support.cases import CODED, GRANULAR, ONE_EACH, budget_of
+from support.models import CHOICES, LAYERS, model_with_layers, prompts, tiny, written
+from support.sampling import diagonal, sampled
 
 LENGTHS = (21, 13, 17)
-CHOICES = 16
-"""Different tokens in a column of the batch."""
 USE = (
     *("block", "token", "token", "reorder", "token", "token", "repeat", "token", "select"),
     *("token", "token", "copy", "token", "block", "token", "reorder", "save", "token", "token"),
@@ -38,22 +35,6 @@ MOVES = {
 """What is done to the rows of a cache, and which they are afterwards."""
 CASES = (*ONE_EACH, *CODED, *GRANULAR[:2], "h2o@every=9,recent=4")
 """Every method, every code, and tokens that wait to be observed."""
-
-
-SHAPE_HERE = {**SHAPE, "vocab_size": 64 * CHOICES, "num_hidden_layers": 2}
-MODELS = {
-    "that share a cache": LlamaConfig(**SHAPE_HERE),
-    "one, beside a sliding window": Gemma3TextConfig(
-        **SHAPE_HERE,
-        layer_types=["sliding_attention", "full_attention"],
-        sliding_window=8,
-    ),
-}
-
-
-@functools.cache
-def model_with_layers(layers: str):
-    return built(MODELS[layers], torch.float64)
 
 
 def fed(model, cache, input_ids, **given):
@@ -120,11 +101,11 @@ def used(batch, path):
 
 MOVED = (0, 2)
 """Rows that are in other places than before the last move."""
-QUICK = [(spec, [*MODELS][i % 2], MOVED[i // 2 % 2]) for i, spec in enumerate(CASES)]
+QUICK = [(spec, [*LAYERS][i % 2], MOVED[i // 2 % 2]) for i, spec in enumerate(CASES)]
 
 
 @pytest.mark.parametrize(
-    ("spec", "layers", "number"), sampled(product(CASES, MODELS, MOVED), QUICK)
+    ("spec", "layers", "number"), sampled(product(CASES, LAYERS, MOVED), QUICK)
 )
 def test_a_row_goes_on_as_if_alone_whatever_is_done_to_the_batch(spec, layers, number, tmp_path):
     model = model_with_layers(layers)
@@ -206,7 +187,7 @@ def holds_parts(x):
     return any(isinstance(part, torch.Tensor) or hasattr(type(part), "ALIKE") for part in x)
 
 
-@pytest.mark.parametrize(("spec", "layers"), diagonal(list(KINDS_HERE), list(MODELS)))
+@pytest.mark.parametrize(("spec", "layers"), diagonal(list(KINDS_HERE), list(LAYERS)))
 def test_every_attribute_moves_with_its_row_or_is_declared_alike(spec, layers, tmp_path):
     model = model_with_layers(layers)
     with (

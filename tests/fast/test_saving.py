@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CODED, GRANULAR, KINDS, ONE_EACH, budget_of
-from models import prompts, tiny, written
 from safetensors import safe_open
 from safetensors.torch import save_file
-from sampling import sampled
-from test_turns import Text, used
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import saving
 from kvlab.reference.processes import process_pool
+from support.cases import CODED, GRANULAR, KINDS, ONE_EACH, budget_of
+from support.growing_text import Text, used
+from support.models import prompts, tiny, written
+from support.sampling import sampled
 
 BUDGET = 16
 CASES = (*ONE_EACH, *CODED, GRANULAR[0], "h2o@every=9,recent=4")

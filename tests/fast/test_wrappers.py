@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-from build import nothing_yet, observation
 
 from kvlab.fast.engine import policy as engine
 from kvlab.fast.engine.port import port_part
@@ -34,6 +33,7 @@ from kvlab.reference.policy import (
     Score,
 )
 from kvlab.reference.proofs.counting import Counting, Counts
+from support.build import nothing_yet, observation
 
 methods.known()
 

@@ -1,10 +1,10 @@
 """Kernels run in Triton's interpreter, or on a GPU where there is one."""
 
-import interpreter
 import pytest
-from kernel_inputs import DEVICE
 
 from kvlab.fast.kernels.choice import VARIABLE
+from support import interpreter
+from support.kernel_inputs import DEVICE
 
 if DEVICE == "cpu":
     interpreter.hurry()

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import (
+
+from kvlab.fast.kernels import common
+from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+from support.kernel_inputs import (
     DEVICE,
     DTYPES,
     GROUPS,
@@ -16,12 +20,8 @@ from kernel_inputs import (
     sink,
     vectors,
 )
-from sampling import diagonal, sampled
-from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
-
-from kvlab.fast.kernels import common
-from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
-from kvlab.fast.kernels.prefill import attend_block, received_attention
+from support.sampling import diagonal, sampled
+from support.tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 ROUNDED = {torch.float32: FLOAT32_SCORES, torch.bfloat16: BFLOAT16_OUTPUT, torch.float16: 2.0**-9}
 """Of the output, by what it is stored as; probabilities are float32 whatever is stored."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, drawn, vectors
-from planted import changed
 
 from kvlab.fast.kernels import mixed_precision, prefill
 from kvlab.fast.kernels.vector_tables import VectorTable
+from support.kernel_inputs import DEVICE, drawn, vectors
+from support.planted import changed
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="needs Triton's interpreter")
 

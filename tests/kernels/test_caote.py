@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
-from sampling import diagonal
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
 
 from kvlab.fast.kernels import caote
 from kvlab.fast.kernels.caote import eviction_errors
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
+from support.kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
+from support.sampling import diagonal
+from support.tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
 
 
 def example(N=2, G=2, k=2, n=70, d=32, dtype=torch.float32, sharpness=1.0, seed=0):

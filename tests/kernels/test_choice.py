@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from kernel_inputs import DEVICE
 
 from kvlab.fast.kernels.choice import KERNELS, VARIABLE, kernels_for, uses_triton
+from support.kernel_inputs import DEVICE
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

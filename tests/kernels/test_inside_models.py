@@ -4,14 +4,14 @@ from functools import cache
 
 import pytest
 import torch
-from kernel_inputs import DEVICE
-from models import SHAPE, built, prompts
-from sampling import sampled
-from tolerances import FLOAT32_LOGITS
 from transformers import LlamaConfig
 
 from kvlab.fast import compress
 from kvlab.fast.kernels.choice import VARIABLE, uses_triton
+from support.kernel_inputs import DEVICE
+from support.models import SHAPE, built, prompts
+from support.sampling import sampled
+from support.tolerances import FLOAT32_LOGITS
 
 SPECS = (
     "h2o",

@@ -5,13 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
-from sampling import diagonal, examples
 
 from kvlab.fast.kernels import keep, move
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.reference.selection import keep_set
+from support.kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
+from support.sampling import diagonal, examples
 
 
 def ascending_positions(N, G, n, seed=0):

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, as_numpy, attended, drawn, sink
-from sampling import diagonal
-from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.keep import last_in_use
 from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
+from support.kernel_inputs import DEVICE, DTYPES, as_numpy, attended, drawn, sink
+from support.sampling import diagonal
+from support.tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 N, G, RHO, D = 2, 2, 4, 64
 

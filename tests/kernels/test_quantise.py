@@ -5,14 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
-from sampling import diagonal, examples
-from tolerances import FLOAT64
 
 from kvlab.fast.kernels.quantise import outlier_scores, quantise
 from kvlab.fast.kernels.quantise import quantize as quantize_in_torch
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.quantization import quantize
+from support.kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
+from support.sampling import diagonal, examples
+from support.tolerances import FLOAT64
 
 
 def is_the_reference(x, bits, group):

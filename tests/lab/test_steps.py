@@ -8,7 +8,6 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from rich.console import Console
-from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab import files, terminal
@@ -16,6 +15,7 @@ from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.steps import Steps, kept_steps, until_stopped
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.reference.simulator.trace import load_trace
+from support.shapes import shapes_checked
 
 COMPARE = "compare --problems 1 --task jumps@fewest=3,most=4 --budget 60% --no-controls "
 COMPARE += "--methods full;knorm;tova --workers 1"

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
-from build import looking, observation, paying, run
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.attention import logits
 from kvlab.reference.methods.ahakv import AhaKV, SharpenedRecentAttention, spread
+from support.build import looking, observation, paying, run
+from support.tolerances import FLOAT64
 
 
 def gain(i: int, k: int, **options) -> float:

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
-from build import kept, observation, observe_rows, paying, run, stream
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import DECIMALS, FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error, normalize
+from support.build import kept, observation, observe_rows, paying, run, stream
+from support.tolerances import DECIMALS, FLOAT64
 
 
 def output(h, values, evicted=()):

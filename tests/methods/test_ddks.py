@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from build import observation, run, stream
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.methods.ddks import balance
+from support.build import observation, run, stream
+from support.tolerances import FLOAT64
 
 
 def test_what_rpc_would_drop_stays_at_two_bits():

@@ -2,8 +2,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import looking, observation, run, stream
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
@@ -21,6 +19,8 @@ from kvlab.reference.methods.desirekv import (
 )
 from kvlab.reference.step import empty_cache
 from kvlab.reference.streams import Source, random_stream
+from support.build import looking, observation, run, stream
+from support.tolerances import FLOAT64
 
 BLOCK = np.array([-1, -0.5, 0, 0, 0.5, 1, 0, 10.0])
 

@@ -2,15 +2,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import kept, observation, stream
 from safetensors.numpy import save_file
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.methods.expected_attention import mean_and_covariance
 from kvlab.reference.step import empty_cache, step
 from kvlab.reference.streams import Stream, rotary
+from support.build import kept, observation, stream
+from support.tolerances import FLOAT64
 
 KEYS = [[1, 0], [-0.5, -1], [0, 1], [-1, -1]]
 VALUES = [[3, 0], [1, 0], [0, 0.5], [0, 1]]

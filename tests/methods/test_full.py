@@ -1,8 +1,8 @@
 import numpy as np
-from build import run
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from support.build import run
+from support.tolerances import FLOAT64
 
 
 def test_two_tokens_by_hand():

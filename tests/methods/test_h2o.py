@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from build import kept, nothing_yet, observation, observe_rows, paying, run
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from support.build import kept, nothing_yet, observation, observe_rows, paying, run
+from support.tolerances import FLOAT64
 
 ROWS = [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]]
 

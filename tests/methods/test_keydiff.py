@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from build import kept, observation
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
+from support.build import kept, observation
 
 KEYS = [[1.0, 0.0], [0.8, 0.6], [0.0, 2.0], [-1.0, 0.0]]
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from build import run, stream
-from tolerances import FLOAT16_METADATA
 
 from kvlab.reference import methods
 from kvlab.reference.quantization import quantize
+from support.build import run, stream
+from support.tolerances import FLOAT16_METADATA
 
 
 def test_four_elements_by_hand():

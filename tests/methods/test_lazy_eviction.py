@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from build import kept, nothing_yet, observation, observe_rows, run, stream
-from tolerances import DECIMALS
 
 from kvlab.reference import methods
+from support.build import kept, nothing_yet, observation, observe_rows, run, stream
+from support.tolerances import DECIMALS
 
 
 def one_entry(active_at, born=3, now=12, **options):

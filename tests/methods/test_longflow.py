@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from build import kept, looking, observation
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
+from support.build import kept, looking, observation
+from support.tolerances import FLOAT64
 
 ROWS = [[[[0.5, 0.2, 0.1, 0.2]], [[0.3, 0.4, 0.1, 0.2]]]]
 VALUES = [[0.1, -0.1], [1, 1], [2, -3], [0.5, 0.5]]

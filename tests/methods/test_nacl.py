@@ -1,10 +1,10 @@
 from itertools import permutations
 
 import numpy as np
-from build import asked_once, kept, run, stream
-from tolerances import FLOAT64, MONTE_CARLO
 
 from kvlab.reference import methods
+from support.build import asked_once, kept, run, stream
+from support.tolerances import FLOAT64, MONTE_CARLO
 
 
 def keep_set(weights, spec, budget):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from build import kept, observation
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
+from support.build import kept, observation
 
 ATTENTION = [[0.2, 0.3, 0.5]]
 KEYS = [[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]]

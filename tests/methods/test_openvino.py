@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
-from build import kept, nothing_yet, observation, observe_rows
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.methods import openvino
 from kvlab.reference.observation import Clock
+from support.build import kept, nothing_yet, observation, observe_rows
+from support.tolerances import FLOAT64
 
 ROWS = ([1], [0.1, 0.9], [0.2, 0.3, 0.5], [0.1, 0.1, 0.6, 0.2], [0.1, 0.2, 0.1, 0.4, 0.2])
 """Attention of a prompt of four tokens, and of one generated token."""

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from build import kept, nothing_yet, observation, observe_rows, stream
 
 from kvlab.reference import methods
 from kvlab.reference.streams import Stream, run_stream
+from support.build import kept, nothing_yet, observation, observe_rows, stream
 
 ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.3, 0.1, 0.1, 0.5]]
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from build import run, stream
-from cases import ALL
 
 from kvlab.reference import methods
 from kvlab.reference.methods.random import draws
+from support.build import run, stream
+from support.cases import ALL
 
 MODULUS = 2**32
 

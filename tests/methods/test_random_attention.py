@@ -1,11 +1,11 @@
 from dataclasses import replace
 
 import numpy as np
-from build import Given, kept, observation
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.step import select
+from support.build import Given, kept, observation
 
 
 def with_draws(spec, budget, numbers):

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from build import asked_once, looking
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
+from support.build import asked_once, looking
+from support.tolerances import FLOAT64
 
 
 def test_redundancy_of_duplicates_by_hand():

@@ -1,10 +1,10 @@
 import numpy as np
-from build import asked_once, kept, looking, observation, run, stream
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.observation import Clock
+from support.build import asked_once, kept, looking, observation, run, stream
+from support.tolerances import FLOAT64
 
 
 def test_timeline_of_the_paper():

@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import asked_once, kept, looking, run, stream
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.policy import Never
 from kvlab.reference.windows import max_pool, mean_pool
+from support.build import asked_once, kept, looking, run, stream
+from support.tolerances import FLOAT64
 
 
 def test_five_entries_by_hand():

@@ -1,8 +1,8 @@
 import numpy as np
-from tolerances import FLOAT32_ANGLES, FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.transformer import ModelConfig, Transformer
+from support.tolerances import FLOAT32_ANGLES, FLOAT64
 
 
 def tiny_model() -> Transformer:

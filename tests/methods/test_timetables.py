@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from build import run, stream
 
 from kvlab.reference import methods
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import EveryGeneratedBeyond, EveryMultipleBeyond
+from support.build import run, stream
 
 DESIREKV = "desirekv@selector=2,group=4,protection=none"
 TRI = "triattention@every=4,layers=apart"

@@ -1,9 +1,9 @@
 import pytest
-from build import kept, observation
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.step import select
+from support.build import kept, observation
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import kept, observation
 from safetensors.numpy import save_file
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.methods import triattention
 from kvlab.reference.transformer import turn
+from support.build import kept, observation
+from support.tolerances import FLOAT64
 
 POSITIONS = np.arange(6, 10)
 KAPPA = np.array([[1, 0], [0, 1], [-1, 0], [0.5, 0.5]])

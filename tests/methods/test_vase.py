@@ -2,14 +2,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from build import Given, looking, observation
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.methods import vase
 from kvlab.reference.methods.random import draws
 from kvlab.reference.selection import keep_set
+from support.build import Given, looking, observation
+from support.tolerances import FLOAT64
 
 SHARES = np.array([0.5, 0.1, 0.2, 0.15, 0.05])
 

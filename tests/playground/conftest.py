@@ -1,5 +1,6 @@
 import pytest
-from node import NODE
+
+from support.node import NODE
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from node import NODE
 
 from kvlab.reference.conformance import Case, NotTestedError, Status, cases, check, published
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, request
 from kvlab.reference.conformance.report import shown
+from support.node import NODE
 
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")

@@ -5,13 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from node import NODE
 
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate
 from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps, reasoning
 from kvlab.reference.transformer import end_of_text, load_tokenizer
+from support.node import NODE
 
 SCRIPT = Path(__file__).with_name("generate_all.mjs")
 

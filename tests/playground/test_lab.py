@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from node import NODE
 
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.reference.tasks import jumps, jumps_oracle
+from support.node import NODE
 
 PAGE = Path("docs/playground").resolve().as_uri()
 

@@ -4,9 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from node import NODE
-
 from kvlab.reference.tasks import jumps
+from support.node import NODE
 
 MODULE = Path("docs/playground/tasks/jumps.mjs").resolve().as_uri()
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.policy import Never
 from kvlab.reference.proofs import ahakv as proofs
 from kvlab.reference.simulator.observed import observe_heads
 from kvlab.reference.streams import Stream, run_stream
+from support.tolerances import FLOAT64
 
 
 def random_heads():

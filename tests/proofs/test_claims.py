@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from planted import changed, planted
 
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims, count, paper
 from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.ledger import ledger
 from kvlab.reference.proofs.tables import FILE, table_claims
+from support.planted import changed, planted
 
 ALL = claims()
 FROM_TABLES = {claim.tag for name in PAPERS for claim in table_claims(name)}

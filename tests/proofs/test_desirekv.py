@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.methods import desirekv as method
@@ -14,6 +13,7 @@ from kvlab.reference.policy import Never
 from kvlab.reference.proofs import desirekv as proofs
 from kvlab.reference.simulator.observed import observe_heads
 from kvlab.reference.streams import Stream, run_stream
+from support.tolerances import FLOAT64
 
 
 def keys():

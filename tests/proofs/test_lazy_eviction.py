@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import sympy
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.methods.lazy_eviction import decreasing
 from kvlab.reference.proofs import lazy_eviction as proofs
 from kvlab.reference.proofs.lazy_eviction import FORMS
 from kvlab.reference.streams import Source, random_stream, run_stream
+from support.tolerances import FLOAT64
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import changed
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.attention import softmax, weighted_values
@@ -18,6 +16,8 @@ from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.methods.lazy_eviction import LazyEviction, Recurrence
 from kvlab.reference.proofs import claims, lazy_eviction, machine_checked
 from kvlab.reference.streams import Source, random_stream, run_stream
+from support.planted import changed
+from support.tolerances import FLOAT64
 
 FOLDER = Path(str(machine_checked.FOLDER))
 ALL = machine_checked.theorems()

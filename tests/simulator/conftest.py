@@ -1,11 +1,11 @@
 """What several tests of the simulator share."""
 
 import pytest
-from shapes import shapes_checked
 
 from kvlab.reference import Transformer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.transformer import load_tokenizer
+from support.shapes import shapes_checked
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ for CAOTE, whose errors span a factor of a hundred, the better one is counted.
 
 import numpy as np
 import pytest
-from sampling import sampled
-from tolerances import MONTE_CARLO
 
 from kvlab.reference import methods
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.streams import run_stream
+from support.sampling import sampled
+from support.tolerances import MONTE_CARLO
 
 SEEDS = range(6)
 

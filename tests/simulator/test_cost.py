@@ -5,7 +5,6 @@ from math import prod
 
 import numpy as np
 import pytest
-from tolerances import DECIMALS, FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
@@ -21,6 +20,7 @@ from kvlab.reference.simulator.sizes import (
 from kvlab.reference.simulator.work import Sizes, rating
 from kvlab.reference.slots import Rows
 from kvlab.reference.transformer import ModelConfig
+from support.tolerances import DECIMALS, FLOAT64
 
 pytestmark = pytest.mark.usefixtures("shapes")
 

@@ -6,8 +6,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from noise import noise
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
@@ -20,6 +18,8 @@ from kvlab.reference.simulator.judge import (
     skill,
 )
 from kvlab.reference.simulator.replay import Fate, Layer, replay_layer
+from support.noise import noise
+from support.tolerances import FLOAT64
 
 # --- the best, chance, and a bound ----------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from noise import noise
-from tolerances import FLOAT64
 
 from kvlab.reference import Never, Nobody, Policy, Unlimited, methods
 from kvlab.reference.generate import generate
@@ -23,6 +21,8 @@ from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.simulator.trace import record_trace
 from kvlab.reference.tasks import reasoning
 from study import recurrence
+from support.noise import noise
+from support.tolerances import FLOAT64
 
 # --- recurrence -----------------------------------------------------------------------------------
 

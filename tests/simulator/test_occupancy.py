@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from noise import noise
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.simulator.occupancy import occupancies
 from kvlab.reference.simulator.replay import replay
+from support.noise import noise
+from support.tolerances import FLOAT64
 
 pytestmark = pytest.mark.usefixtures("shapes")
 

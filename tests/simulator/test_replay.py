@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from noise import noise
-from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.generate import advance, start
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.simulator.trace import join_blocks
 from kvlab.reference.tasks import reasoning
+from support.noise import noise
+from support.tolerances import FLOAT64
 
 EARLY = "caote:tova@evict_before_attend=true"
 

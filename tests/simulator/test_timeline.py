@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from noise import noise
 
 from kvlab.reference import methods
 from kvlab.reference.generate import generate
 from kvlab.reference.simulator.recorder import record_generation, record_replay
 from kvlab.reference.simulator.timeline import GONE, LOOK, Timeline, against, write
 from kvlab.reference.tasks import reasoning
+from support.noise import noise
 
 BUDGET = 100
 

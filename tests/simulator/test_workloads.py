@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tolerances import FLOAT64
 
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.replay import Layer
+from support.tolerances import FLOAT64
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from noise import noise
 
 from kvlab.reference import methods
 from kvlab.reference.methods.caote import eviction_error
@@ -19,6 +18,7 @@ from study.costs import (
 )
 from study.evictions import recomputed_errors, scores_by_entry
 from study.replays import judgements
+from support.noise import noise
 
 SHAPE = SHAPES["llama-3.1-8b"]
 """32 layers of 8 KV heads, 4 query heads each, 128 channels."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.likelihood import Passage
@@ -23,6 +22,7 @@ from study.observations import (
     recurrence_figures,
 )
 from study.rounded_weights import round_weights
+from support.tolerances import FLOAT32_LOGITS
 
 
 @pytest.fixture(scope="module")

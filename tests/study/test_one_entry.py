@@ -5,7 +5,6 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 import numpy as np
-import playground_page
 
 from kvlab.reference import Transformer, load_tokenizer, methods
 from kvlab.reference.generate import generate
@@ -13,6 +12,7 @@ from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 from study import one_entry
 from study.evictions import recomputed_errors
+from support.site import module
 
 PAGE = Path("docs/methods/caote.md").read_text("utf-8")
 LATER = 12
@@ -36,7 +36,7 @@ def test_the_page_links_to_that_step_and_says_what_follows():
     asked = {name: values[0] for name, values in parse_qs(link).items()}
     choice, _ = one_entry.find()
     problem = jumps.held_out(1, size=one_entry.PROGRAM)[0]
-    shown = playground_page.site()["models"]["jumps"]
+    shown = module("playground_page").site()["models"]["jumps"]
     assert asked["problem"] == "jumps-0" and shown["prompts"][0] == problem.prompt
     assert asked["budget"] == "50%" and -(-shown["lengths"][0] // 2) == one_entry.BUDGET
     prompt = problem.prompt.split(" ")

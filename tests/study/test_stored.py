@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mkdocs.exceptions import PluginError
-from stored_tables import MARK, on_page_markdown
-from sweeping import made
 
 from kvlab.fast.lab.evaluate.controls import is_control, matched
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
@@ -18,6 +16,10 @@ from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.reference.proofs.ledger import ledger
 from study import after_eviction, readings
 from study.stored import REAL, RESULTS, stored_file, stored_summary
+from support.site import module
+from support.sweeping import made
+
+stored_tables = module("stored_tables")
 
 
 def observed(place, figures):
@@ -73,11 +75,11 @@ def test_the_ledger_has_what_is_stored(command, rows, figures_of):
 
 
 def test_marks_of_a_page_become_tables_of_stored_results():
-    page = on_page_markdown(Path("docs/results.md").read_text("utf-8"))
-    assert "| `h2o` | **+5.7 (+3.6 to +8.9)** |" in page and not MARK.search(page)
+    page = stored_tables.on_page_markdown(Path("docs/results.md").read_text("utf-8"))
+    assert "| `h2o` | **+5.7 (+3.6 to +8.9)** |" in page and not stored_tables.MARK.search(page)
     assert "| `tova@per_head=true` | 10.0 (2.8–30.1) | 0.0 (0.0–16.1) | 30.0 (10.8–" in page
     with pytest.raises(PluginError, match="must name one of gains, needles"):
-        on_page_markdown("<!-- losses: study -->")
+        stored_tables.on_page_markdown("<!-- losses: study -->")
 
 
 def test_lengths_give_what_was_counted():

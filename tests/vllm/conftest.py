@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import built
-from outside import SOURCE, methods_named
 from transformers import LlamaConfig
 
 from kvlab.fast.lab import engines
 from kvlab.fast.lab.engines.vllm_environment import announce
+from support.models import built
+from support.outside import SOURCE, methods_named
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

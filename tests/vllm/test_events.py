@@ -7,7 +7,8 @@ one that kvlab writes for it alone, and its blocks are evicted at the same token
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_texts import arriving, asked, assert_as_specified, of, texts
+
+from support.block_oracle import arriving, asked, assert_as_specified, of, texts
 
 SMALL = {
     "num_gpu_blocks_override": 18,  # one is vLLM's own; a text of 512 tokens fills 16

@@ -4,11 +4,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from test_texts import asked
 from transformers import AutoConfig
 
 from kvlab.fast.vllm import points, register
 from kvlab.fast.vllm.settings import UnsupportedError, settings_of
+from support.block_oracle import asked
 
 WITH = {
     "model_config.model": "some model",

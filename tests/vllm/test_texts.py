@@ -1,12 +1,10 @@
 """What vLLM writes when kvlab evicts its blocks: dense attention over the blocks that are kept."""
 
-import random
-
 import pytest
-from oracle import dense, specified
 
 from kvlab.fast.lab.engines import plugged
 from kvlab.fast.vllm.settings import completed
+from support.block_oracle import LOG_PROBABILITY, arriving, asked, assert_as_specified, dense, texts
 
 SLOW = pytest.mark.slow
 METHODS = (
@@ -30,55 +28,6 @@ METHODS = (
         )
     ),
 )
-BUDGET, WRITTEN = 96, 70
-LOG_PROBABILITY = 1e-4
-"""float32: the engine's kernels and PyTorch's add up in another order."""
-
-
-def texts(*lengths: int, seed: int = 0) -> dict[str, list[int]]:
-    """Return random prompts by name."""
-    draw = random.Random(seed)
-    return {f"r{i}": [draw.randrange(3, 97) for _ in range(m)] for i, m in enumerate(lengths)}
-
-
-def arriving(prompts, tokens: int = WRITTEN, **given) -> list:
-    return [
-        ["arrive", {"name": n, "prompt": p, "tokens": tokens, **given}] for n, p in prompts.items()
-    ]
-
-
-def asked(method: str, budget: int = BUDGET) -> dict:
-    return {"method": method, "budget": budget}
-
-
-def of(found: dict, name: str) -> list[tuple[int, int, int]]:
-    evicted = found["evicted"]
-    return [(seen, number, table) for who, seen, number, table in evicted if who == name]
-
-
-def assert_as_specified(model, found: dict, prompts, method: str, budget: int = BUDGET) -> int:
-    """Compare every text with both oracles; return how many blocks were evicted."""
-    assert "error" not in found, found["trace"]
-    for name, prompt in prompts.items():
-        text, evicted = found["texts"][f"{name}/0"], of(found, name)
-        for tokens, logp in (
-            dense(model, prompt, text["tokens"], evicted, found["tables"]),
-            specified(
-                model,
-                completed(method, 32),
-                budget,
-                prompt,
-                text["tokens"],
-                evicted,
-                found["tables"],
-            ),
-        ):
-            assert tokens == text["tokens"]
-            assert (
-                max(abs(a - b) for a, b in zip(logp, text["logp"], strict=True)) < LOG_PROBABILITY
-            )
-    assert found["free"] == found["blocks"]
-    return len(found["evicted"])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from tolerances import FLOAT32_SCORES
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
@@ -21,6 +20,7 @@ from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Table
 from kvlab.reference.models import reasoner_directory
 from study.benchmarks import decoding, result_blocks
+from support.tolerances import FLOAT32_SCORES
 
 ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""

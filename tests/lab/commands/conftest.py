@@ -1,9 +1,9 @@
 """A trace that commands are given."""
 
 import pytest
-from noise import noise
 
 from kvlab.reference.simulator.trace import save_trace
+from support.noise import noise
 
 
 @pytest.fixture(scope="session")

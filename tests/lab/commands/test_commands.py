@@ -11,11 +11,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import typer
-from sampling import slow
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import print_table
+from support.sampling import slow
 
 
 def commands(group, *path):

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from models import prompts, tiny
 from safetensors.torch import save_file
-from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
 
 from kvlab.fast.lab import recording
@@ -16,6 +14,8 @@ from kvlab.reference.files import query_statistics
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.trace import load_trace, record_trace, save_trace
 from kvlab.reference.tasks import reasoning
+from support.models import prompts, tiny
+from support.tolerances import FLOAT32_LOGITS
 
 WRITTEN = 12
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from noise import noise
 
 from kvlab.fast.lab import generation, simulation
 from kvlab.fast.lab.planning import pays_from
@@ -21,6 +20,7 @@ from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
+from support.noise import noise
 
 PROBLEM = reasoning.held_out(1)[0]
 PROMPT = len(PROBLEM.prompt.split(" "))

@@ -5,13 +5,13 @@ import signal
 from importlib import import_module
 
 import pytest
-from outside import methods_named
-from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.sweep import compare
 from kvlab.reference.processes import process_pool
+from support.outside import methods_named
+from support.shapes import shapes_checked
 
 BROKEN = '''
 """Fails."""

@@ -4,9 +4,6 @@ import json
 
 import pytest
 import torch
-from models import tiny
-from sweeping import made
-from texts import byte_model
 from typer.testing import CliRunner
 
 from kvlab.fast import compress
@@ -22,6 +19,9 @@ from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import ALONG, LOSS, summarise
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
+from support.models import tiny
+from support.sweeping import made
+from support.texts import byte_model
 
 TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
 PASSAGES = [Passage(TEXT[:7], TEXT[7:]), Passage(TEXT[:5], TEXT[9:30])]

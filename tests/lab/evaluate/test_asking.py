@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny
 
 from kvlab.fast import compress
 from kvlab.fast.lab.evaluate import tasks
@@ -15,6 +14,7 @@ from kvlab.fast.lab.sweep.compare import run_in_memory
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
+from support.models import tiny
 
 TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
 QUESTIONS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]

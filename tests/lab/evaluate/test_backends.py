@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sampling import sampled
-from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import (
     READ_EVERY,
@@ -16,6 +14,8 @@ from kvlab.fast.lab.evaluate.tasks import Question
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
+from support.sampling import sampled
+from support.tolerances import FLOAT32_LOGITS
 
 BUDGET = 150
 KIVI = "kivi@residual=32"

@@ -8,8 +8,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
-from outside import methods_named, write_files
-from sweeping import SMALL, Gate, finished, kvlab, results, wait_until
+
+from support.outside import methods_named, write_files
+from support.sweeping import SMALL, Gate, finished, kvlab, results, wait_until
 
 pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 

@@ -1,11 +1,11 @@
 from types import SimpleNamespace
 
 import pytest
-from tolerances import DECIMALS
 
 from kvlab.fast.lab.commands.compare import task_of, told_at_the_end
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.design import Sweep
+from support.tolerances import DECIMALS
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm")
 SHORT = {"models": ("jumps",), "tasks": ("jumps@fewest=3,most=4",), "backend": "reference"}

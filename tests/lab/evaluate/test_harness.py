@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sampling import slow
-from texts import CHOOSING, byte_model, write_task
-from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
+
+from support.sampling import slow
+from support.texts import CHOOSING, byte_model, write_task
+from support.tolerances import FLOAT32_LOGITS
 
 lm_eval = pytest.importorskip("lm_eval")
 

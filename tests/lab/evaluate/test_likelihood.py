@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tolerances import FLOAT32_LOGITS, FLOAT64
 
 from kvlab.fast import methods
 from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods
@@ -15,6 +14,7 @@ from kvlab.reference.generate import advance, start
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
+from support.tolerances import FLOAT32_LOGITS, FLOAT64
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
 PROBLEMS = reasoning.held_out(3)

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from texts import byte_model
 
 from kvlab.fast.lab.evaluate.needle import haystack
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.models.loading import load, load_tokenizer_of
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tasks.needle import steps
+from support.texts import byte_model
 
 HAY = "The river is long and slow. Nobody knows where it begins. " * 40
 

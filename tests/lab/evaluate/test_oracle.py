@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from build import observation
 
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
@@ -15,6 +14,7 @@ from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps_oracle import least_memory, next_use
 from kvlab.reference.transformer import Transformer, load_tokenizer
+from support.build import observation
 
 SHORT = jumps.Size(fewest=2, most=9)
 TASK = "jumps@fewest=2,most=5"

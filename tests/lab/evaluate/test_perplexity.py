@@ -4,14 +4,14 @@ from math import log
 
 import numpy as np
 import pytest
-from sweeping import made
-from texts import byte_model
-from tolerances import DECIMALS, FLOAT32_LOGITS, FLOAT64
 
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, rate
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.sweep.summary import against_full
 from kvlab.fast.models.loading import load
+from support.sweeping import made
+from support.texts import byte_model
+from support.tolerances import DECIMALS, FLOAT32_LOGITS, FLOAT64
 
 TEXT = "The cat sat on the mat. It was a grey cat, and it was asleep. " * 6
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outside import methods_named
-from texts import byte_model
-from tolerances import DECIMALS
 
 from kvlab.fast.lab.evaluate.likelihood import cut_windows, rate
 from kvlab.fast.lab.evaluate.tasks import find_task
@@ -24,6 +21,9 @@ from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
 from kvlab.reference.tasks import english, jumps
+from support.outside import methods_named
+from support.texts import byte_model
+from support.tolerances import DECIMALS
 
 TEXT = "The river is long and slow. Nobody knows where it begins, or why. " * 30
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "sweep"

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from outside import methods_named
 
 from kvlab.fast.lab import points
 from kvlab.fast.lab.points import Row, measure_points
@@ -17,6 +16,7 @@ from kvlab.fast.lab.sweep.design import make_sweep
 from kvlab.fast.lab.sweep.jobs import in_processes, in_this_process
 from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.reference.generators import seeded
+from support.outside import methods_named
 
 DRAWN = '''
 """Draws from the generators that a process shares."""

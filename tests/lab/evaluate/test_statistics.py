@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import DECIMALS, FLOAT64, MONTE_CARLO
 
 from kvlab.fast.lab.evaluate.statistics import (
     LEVEL,
@@ -19,6 +18,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     sign_flips,
     too_few,
 )
+from support.tolerances import DECIMALS, FLOAT64, MONTE_CARLO
 
 POPULATIONS = {
     "normal": (lambda rng, n: rng.normal(size=n), 0.0),

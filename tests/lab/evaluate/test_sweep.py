@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from outside import SOURCE, methods_named, write_files
-from sweeping import SMALL, Gate, kvlab, results, wait_until
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
@@ -40,6 +38,8 @@ from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
 from kvlab.reference.methods import read
 from kvlab.reference.models import reasoner_directory
+from support.outside import SOURCE, methods_named, write_files
+from support.sweeping import SMALL, Gate, kvlab, results, wait_until
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 FOUND = {}

@@ -16,8 +16,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown import Markdown
-from sweeping import made
-from tolerances import DECIMALS, EXACT
 
 from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched, seen
 from kvlab.fast.lab.evaluate.pairs import paired_tests, winners
@@ -43,6 +41,8 @@ from kvlab.fast.lab.sweep.summary import against_full, summarise
 from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
+from support.sweeping import made
+from support.tolerances import DECIMALS, EXACT
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 SWEEP = {

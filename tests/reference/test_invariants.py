@@ -1,0 +1,162 @@
+"""What the design promises of every method, as properties over random streams."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.reference import invariants as promised
+from kvlab.reference import methods
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Entries, Precision, Score
+from kvlab.reference.streams import Source, random_stream
+from support.build import run, stream
+from support.cases import ALL, BUDGETED, CODED, GRANULAR, QUANTIZING, RANDOM, SELF_SIZED
+from support.sampling import examples
+
+CODED_AND_BUDGETED = tuple(spec for spec in CODED if methods.takes_budget(spec))
+PLAIN = BUDGETED + SELF_SIZED + GRANULAR
+"""Methods that read what came, uncoded."""
+
+HELD = {
+    "output is dense attention the evicted masked": PLAIN,
+    "keep sets are ascending and entries keep their positions": ALL + GRANULAR + CODED_AND_BUDGETED,
+    "due steps keep at most the budget": BUDGETED,  # pages round it: see `test_granularity`
+    "a budget of the whole text evicts nothing": BUDGETED + GRANULAR + CODED_AND_BUDGETED,
+    "heads may be reordered": tuple(
+        spec for spec in PLAIN + CODED_AND_BUDGETED if spec not in RANDOM
+    ),
+    "failed steps change nothing": ALL + GRANULAR + CODED_AND_BUDGETED,
+}
+"""Who keeps each promise."""
+
+
+def make(spec: str):
+    """How the promises build the policy; methods of their own size take no budget."""
+    if not methods.takes_budget(spec):
+        return lambda budget: methods.get(spec)
+    if spec in GRANULAR + CODED:
+        return lambda budget: methods.get(spec, max(16, -(-budget // 4) * 4))
+    return lambda budget: methods.get(spec, budget)
+
+
+@pytest.mark.parametrize(
+    ("promise", "spec"), [(promise, spec) for promise, specs in HELD.items() for spec in specs]
+)
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 8])),
+    seed=st.integers(0, 2**32 - 1),
+    prompt=st.integers(0, 20),
+    block=st.sampled_from([None, 1, 4, 7]),
+    budget=st.integers(6, 18),
+)
+def test_promises_hold(promise, spec, shape, seed, prompt, block, budget):
+    drawn = random_stream(Source("invariants", seed), *shape, prompt, 16, block)
+    assert not promised.PROMISES[promise](make(spec), budget, drawn)
+
+
+@pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED)
+def test_the_streams_of_these_tests_do_evict_whenever_it_is_due(spec):
+    policy, data = make(spec)(9), stream(np.random.default_rng(0), 2, 2, 4, 30)
+    results = run(policy, *data, prompt=14)
+    assert (results[-1].seen.positions.shape[1] < 30) == (spec != SELF_SIZED[0])
+    for result in results:
+        assert (result.keep is not None) == policy.schedule.due(result.seen.clock)
+
+
+@pytest.mark.parametrize("spec", QUANTIZING)
+def test_precision_is_never_raised_and_bytes_shrink(spec):
+    queries, keys, values = stream(np.random.default_rng(5), 2, 2, 8, 60)
+    results = run(make(spec)(9), queries, keys, values, prompt=10)
+    lowest: dict[tuple[int, int], int] = {}
+    for result in results:
+        bits = result.cache.keys.bits
+        for (g, j), position in np.ndenumerate(result.cache.positions):
+            key = (g, int(position))
+            assert bits[g, j] <= lowest.get(key, 16)
+            lowest[key] = int(bits[g, j])
+    assert min(lowest.values()) < 16
+    cache = results[-1].cache
+    assert cache.nbytes < len(cache) * 2 * 2 * 8 * 2
+    assert cache.nbytes - cache.payload_bytes > 0
+
+
+def test_results_do_not_share_memory_with_their_past():
+    queries, keys, values = stream(np.random.default_rng(8), 1, 1, 4, 20)
+    for before, after in pairwise(run(methods.get("h2o", 6), queries, keys, values, 4)):
+        assert not np.shares_memory(
+            before.cache.state.entries["accumulated"], after.cache.state.entries["accumulated"]
+        )
+
+
+# --- the promises can be broken ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Broken(Score):
+    """TOVA's score with a mistake."""
+
+    mistake: Callable[[np.ndarray, Observation], np.ndarray]
+
+    def score(self, state, seen, candidates, room):
+        return self.mistake(seen.attention[:, :, -1].mean(axis=1), seen)
+
+
+@dataclass(frozen=True)
+class OneMore(Entries):
+    def room(self, seen, protected):
+        return super().room(seen, protected) + 1
+
+
+class Ahead(Precision):
+    """Keeps an entry twice and forgets the last."""
+
+    def store(self, cache, seen, keep):
+        return cache, np.concatenate([keep[:, :1], keep[:, :-1]], axis=1)
+
+
+def tova(**changes):
+    return lambda budget: replace(methods.get("tova", budget), **changes)
+
+
+def one_more(budget):
+    return replace(methods.get("tova", budget), budget=OneMore(budget))
+
+
+def leaves_early(budget):
+    return methods.get("tova", min(budget, 20))
+
+
+class Loud(Score):
+    """Needs finite values nowhere, and forgets to refuse them."""
+
+    def score(self, state, seen, candidates, room):
+        raise KeyError("nothing")
+
+
+BROKEN = {
+    "output is dense attention the evicted masked": tova(evict_before_attend=True),
+    "keep sets are ascending and entries keep their positions": tova(precision=Ahead()),
+    "due steps keep at most the budget": one_more,
+    "a budget of the whole text evicts nothing": leaves_early,
+    "heads may be reordered": tova(
+        score=Broken(lambda x, seen: x * (1 + np.arange(len(x))[:, None] * seen.positions))
+    ),
+    "failed steps change nothing": tova(score=Loud()),
+}
+
+
+@pytest.mark.parametrize("promise", promised.PROMISES)
+def test_every_promise_can_be_broken(promise):
+    kept = {each.promise: each.objection for each in promised.check_promises(BROKEN[promise])}
+    assert kept[promise]
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="streams = 0 must be at least 1"):
+        promised.check_promises(tova(), streams=0)
