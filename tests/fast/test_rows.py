@@ -207,7 +207,7 @@ def test_every_attribute_moves_with_its_row_or_is_declared_alike(spec, layers, t
         before = cache.copy()
         cache.load(tmp_path / "context")
         moved(before, cache, [0, 1, 2], "file")
-    wanted = {x for x in KINDS_HERE[spec] if layers != "that share a cache" or "Sliding" not in x}
+    wanted = {x for x in KINDS_HERE[spec] if layers != "that share a cache" or "Window" not in x}
     assert wanted | {"Text.image_offsets", "Columns.buffers", "StreamClock._text"} <= differ
 
 
