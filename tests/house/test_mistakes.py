@@ -30,8 +30,7 @@ def test_every_method_and_every_kind_has_mistakes():
 @pytest.mark.slow
 def test_mistakes_are_noticed_or_argued():
     """The table that the command prints is the message."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["tests", *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-m", "support.mistakes"], env=environment, capture_output=True, text=True
-    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "tests/mistakes.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

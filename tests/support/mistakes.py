@@ -1,6 +1,6 @@
 """Plant the mistakes of the tables ``mistakes.toml``, and run the test that each names.
 
-``PYTHONPATH=tests python -m support.mistakes [WORDS]`` prints a row for every mistake whose file or
+``python tests/mistakes.py [WORDS]`` prints a row for every mistake whose file or
 kind holds one of the words, or for all. They are what changes of one tagged line (`tagged.py`) do
 not stand for: steps in another order, state that is not gathered, a wrong default. A mistake that
 nothing can notice says ``same``, and why its code does the same; then no test that is named for its
@@ -153,7 +153,3 @@ def main(words: Sequence[str]) -> int:
     equal = sum(bool(each.same) for each in chosen)
     print(f"{len(chosen)} mistakes, of which {equal} do the same; {wrong} went wrong")
     return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,8 @@
+"""``python tests/mistakes.py [WORDS]`` plants the mistakes of the tables: see `support.mistakes`."""
+
+import sys
+
+from support.mistakes import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
