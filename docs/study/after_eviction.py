@@ -52,5 +52,5 @@ def _rates(job: Job) -> str:
 
 if __name__ == "__main__":
     rows = [row for path in sorted(RESULTS.glob("*/plan.json")) for row in rated(path.parent.name)]
-    shown = Column("after eviction", "after", lambda after: after.written)
+    shown = Column("after eviction", "after")
     print(tabulate(rows, (*map(Column, ("sweep", "task", "budget")), shown), words=2))

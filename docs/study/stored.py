@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
-from kvlab.fast.lab.points import marked_budget
-from kvlab.fast.lab.sweep.compare import COLUMNS
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
-from kvlab.fast.lab.tables import MISSING, Column, Table, tabulate
+from kvlab.fast.lab.tables import MISSING, Table, layout, tabulate
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -50,10 +49,9 @@ def results(
         budgets: as the sweep states them; default all.
     """
     points = _points(found, specs, budgets)
-    method, _, *others = (each for each in COLUMNS if each.heading not in ("KiB", "ms"))
-    budget = Column("budget", lambda point: marked_budget(point) or "own rule")
+    method, budget, *others = (x for x in layout("compare").columns if x.name not in ("KiB", "ms"))
     figures = [each for each in others if any(each.cell(point) != MISSING for point in points)]
-    return tabulate(points, (method, budget, *figures))
+    return tabulate(points, (method, replace(budget, missing="own rule"), *figures))
 
 
 def solved(found: TaskSummary, specs: Sequence[str], budgets: Collection[str] = ()) -> Picture:

@@ -28,8 +28,6 @@ from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.evaluate.controls import after_eviction
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, grouped, likelihoods
 from kvlab.fast.lab.points import (
-    AFTER_CAPTION,
-    AFTER_EVICTION,
     After,
     Row,
     all_of,
@@ -39,7 +37,6 @@ from kvlab.fast.lab.points import (
     tokens_after,
 )
 from kvlab.fast.lab.steps import Steps
-from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load, muted
 from kvlab.reference.checks import check_at_least, check_choice
@@ -356,19 +353,6 @@ def to_json(rows: Sequence[EvaluatedRow]) -> dict[str, Any]:
         "task_versions": {k: v for row in rows for k, v in (row.versions or {}).items()},
         "lm_eval": version("lm-eval"),
     }
-
-
-COLUMNS = (
-    Column("method"),
-    Column("budget", lambda figure: figure["budget"] or ""),
-    Column("task", width=24),
-    Column("metric", width=14),
-    Column("filter", width=18),
-    Column("value", format=".3f"),
-    Column("± error", "error", ".3f"),
-    AFTER_EVICTION,
-)
-CAPTION = f"value and standard error, as lm-eval counts them · {AFTER_CAPTION}"
 
 
 def printed(row: EvaluatedRow) -> Iterator[Mapping[str, Any]]:

@@ -3,13 +3,16 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+
+import jinja2
+from tabulate import DataRow, Line, TableFormat
 
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.reports import Block, Code, Drawing, Heading
-from kvlab.fast.lab.reports import Text as Paragraph
-from kvlab.fast.lab.tables import Bold, Cell, Table, text_of
+from kvlab.fast.lab.reports import Block, Drawing, Heading, told
+from kvlab.fast.lab.tables import Bold, Cell, Table, text_of, visible
 
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -24,8 +27,8 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 """How LaTeX writes what stands for something else in it, or is in no common font."""
 TYPED = {"'": r"\textquotesingle{}", "`": r"\textasciigrave{}", "<": "<", ">": ">", "|": "|"}
 """What it writes otherwise in code, so that a reader can copy it."""
-POINTS, SMALL, GAP = 4.3, 3.8, 6
-"""Width of a letter of footnotesize and of scriptsize, and between columns, in points."""
+POINTS, GAP = 4.3, 6
+"""Width of a letter of footnotesize, and between columns, in points."""
 COLUMN = 235
 """Points of a column of a paper, about: what is a little wider is made smaller."""
 WORDS = 25
@@ -33,13 +36,21 @@ WORDS = 25
 LINES = 40
 """Lines of a table on one page; longer ones have parts."""
 WITH_INTERVAL = re.compile(r"([+−]?[\d.]+) (\(.*\))(.*)")
-FLOAT = "\\begin{{{0}}}[htbp]\n\\centering\n{1}\n{2}\n\\end{{{0}}}"
-FITTED = r"""\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"""
+BOOKTABS = TableFormat(
+    lineabove=Line(r"\toprule", "", "", ""),
+    linebelowheader=Line(r"\midrule", "", "", ""),
+    linebetweenrows=None,
+    linebelow=Line(r"\bottomrule", "", "", ""),
+    headerrow=DataRow("", " & ", r" \tabularnewline"),
+    datarow=DataRow("", " & ", r" \tabularnewline"),
+    padding=0,
+    with_header_hide=None,
+)
 
 
 def escape_latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    return text.translate(str.maketrans(LATEX))
+    return visible(text).translate(str.maketrans(LATEX))
 
 
 def breakable(text: str) -> str:
@@ -51,73 +62,49 @@ def _with_breaks(written: str) -> str:
     return re.sub(r"(\\_|[,@:=/])(?=\S)", r"\1\\allowbreak{}", written)
 
 
+def typed(line: str) -> str:
+    """Write a line of code; one that is too long goes on, indented, in the next line."""
+    written = _with_breaks(visible(line).translate(str.maketrans(LATEX | TYPED)))
+    return written.replace("--", "-{}-").replace("  ", r"\ \ ")
+
+
 def write_latex(blocks: Sequence[Block], path: Path) -> None:
-    """Write LaTeX to be included in a document, and the drawings as PDF beside it.
-
-    A heading above a table is its caption, and a text below it its legend.
-    """
+    """Write LaTeX to be included in a document, and the drawings as PDF beside it."""
+    environment = jinja2.Environment(
+        *("<%", "%>", "<<", ">>", "<#", "#>"),
+        loader=jinja2.PackageLoader("kvlab.fast.lab", "templates"),
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"breakable": breakable, "typed": typed}
     path.parent.mkdir(parents=True, exist_ok=True)
-    parts = [r"% \usepackage{booktabs,graphicx}", *_written(blocks, path)]
-    write_text(path, "\n\n".join(parts) + "\n")
-
-
-def _written(blocks: Sequence[Block], path: Path) -> Iterator[str]:
-    waiting, caption, section, number = [*blocks], "", "", -1
-    while waiting:
-        block, after = waiting.pop(0), waiting[:1]
-        if isinstance(block, Heading):
-            caption = block.text
-            if block.level < 3:
-                section, number = caption, number + block.level - 1
-            if not (after and isinstance(after[0], Table)):
-                kind = ("section*", "subsection*", "paragraph")[block.level - 1]
-                yield rf"\{kind}{{\raggedright {breakable(caption)}}}"
-        elif isinstance(block, Table):
-            legends = [each.text for each in after if isinstance(each, Paragraph)]
-            del waiting[: len(legends)]
-            name = re.sub("[^a-z0-9]+", "-", caption.lower()).strip("-")
-            if more := block.rows[LINES:]:
-                waiting = [replace(block, rows=more), *map(Paragraph, legends), *waiting]
-                title, _, part = caption.partition(", part ")
-                waiting.insert(0, Heading(f"{title}, part {int(part or 1) + 1}", 3))
-                legends = []
-            text, width = tabular(replace(block, rows=block.rows[:LINES]))
-            parts = [r"\smallskip\footnotesize\setlength{\tabcolsep}{3pt}", FITTED, f"{text}}}"]
-            parts += [rf"\par\smallskip\raggedright {breakable(each)}" for each in legends]
-            kind = "table*" if width > COLUMN else "table"
-            label = f"tab:{path.stem}-{number}-{name}"
-            title = caption if caption == section else f"{caption} ({section})"
-            yield FLOAT.format(kind, _caption(title, label), "\n".join(parts))
-        elif isinstance(block, Drawing):
+    for block in blocks:
+        if isinstance(block, Drawing):
             picture = block.picture if block.narrow is None else block.narrow()
             picture.save(path.with_name(f"{block.name}.pdf"))
-            shown = f"{FITTED}\n\\includegraphics{{{block.name}.pdf}}}}"
-            title = _caption(f"{block.title} ({section})", f"fig:{block.name}")
-            yield FLOAT.format("figure", shown, title)
-        elif isinstance(block, Code):
-            yield _typed(block.text)
-        else:
-            yield breakable(block.text)
+    template = environment.get_template("report.tex.jinja")
+    write_text(path, template.render(parts=_parts(blocks, path.stem)) + "\n")
 
 
-def _caption(text: str, label: str) -> str:
-    return rf"\caption{{\raggedright {breakable(text)}}}\label{{{label}}}"
-
-
-def _typed(text: str) -> str:
-    """Write code line by line; a line that is too long goes on, indented, in the next one."""
-    known = str.maketrans(LATEX | TYPED)
-    lines = [_with_breaks(line.translate(known)) for line in text.rstrip().split("\n")]
-    lines = [line.replace("--", "-{}-").replace("  ", r"\ \ ") for line in lines]
-    setting = r"\footnotesize\ttfamily\raggedright\parskip=0pt\everypar{\hangindent=2em}"
-    return "\n\n".join([rf"\smallskip{{{setting}", *lines, r"\par}\smallskip"])
-
-
-class Part(NamedTuple):
-    """A cell, and the interval that stands below it."""
-
-    cell: Cell
-    below: str = ""
+def _parts(blocks: Sequence[Block], stem: str) -> Iterator[tuple[str, Block, dict[str, Any]]]:
+    """Yield kind, block, and what the template asks of it; a long table becomes several."""
+    section, number = "", -1
+    for block in blocks:
+        if isinstance(block, Heading) and block.level < 3:
+            section, number = block.text, number + block.level - 1
+        about: dict[str, Any] = {"section": section}
+        if not isinstance(block, Table):
+            yield type(block).__name__, block, about
+            continue
+        starts = [*range(0, max(1, len(block.rows)), LINES), len(block.rows)]
+        for part, (start, end) in enumerate(pairwise(starts), start=1):
+            title = block.title if part == 1 else f"{block.title}, part {part}"
+            name = re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")
+            where = f" ({section})" if section else ""
+            about |= {"title": f"{title}{where}", "label": f"tab:{stem}-{number}-{name}"}
+            about["legend"] = told([*block.legend, *block.notes]) if end == len(block.rows) else ""
+            text, width = tabular(replace(block, rows=block.rows[start:end]))
+            about |= {"tabular": text, "float": "table*" if width > COLUMN else "table"}
+            yield "Table", block, about
 
 
 def tabular(table: Table) -> tuple[str, float]:
@@ -125,72 +112,49 @@ def tabular(table: Table) -> tuple[str, float]:
 
     Where it is wider than a column, and a page has the lines, intervals stand below their means.
     """
-    rows = [[Part(cell) for cell in row] for row in table.rows]
-    heads = [[name] for name in table.columns]
-    if sum(_widths(table, rows, heads)) > COLUMN and len(rows) <= LINES / 2:
-        rows = [[_parted(part.cell) for part in row] for row in rows]
+    if sum(widths := _widths(table)) > COLUMN and len(table.rows) <= LINES / 2:
         heads = [
-            name.split(" ") if n >= table.words else [name] for n, name in enumerate(table.columns)
+            name.replace(" ", "\n") if n >= table.words else name
+            for n, name in enumerate(table.columns)
         ]
-    widths = _widths(table, rows, heads)
+        rows = [[_in_lines(cell) for cell in row] for row in table.rows]
+        table = replace(table, columns=heads, rows=rows)
+        widths = _widths(table)
     most = GAP + POINTS * WORDS
     sides = [
         "r" if n >= table.words else f"p{{{most - GAP:.0f}pt}}" if width >= most else "l"
         for n, width in enumerate(widths)
     ]
-    end = r"\\" if len(sides[-1]) == 1 else r"\tabularnewline"
-    body = []
-    for row in rows:
-        cells = [_cell(part.cell, side) for part, side in zip(row, sides, strict=False)]
-        if (across := len(sides) - len(row) + 1) > 1:
-            side = f"p{{{sum(widths[len(row) - 1 :]) - GAP:.0f}pt}}"
-            cells[-1] = rf"\multicolumn{{{across}}}{{{side}}}{{{_cell(row[-1].cell, side)}}}"
-        body.append(" & ".join(cells))
-        if any(part.below for part in row):
-            body.append(" & ".join(map(_below, row)))
-    lines = [
-        f"{' & '.join(map(_head, heads))} {end}",
-        r"\midrule",
-        *(f"{line} {end}" for line in body),
-    ]
+
+    def write(cell: Cell, number: int) -> str:
+        text = text_of(cell)
+        text = breakable(text) if number < table.words else _in_a_cell(text)
+        text = rf"\textbf{{{text}}}" if isinstance(cell, Bold) else text
+        return text if len(sides[number]) == 1 else rf"\raggedright {text}"
+
+    inside = table.laid_out(BOOKTABS, write, _in_a_cell)
     opening = rf"\begin{{tabular}}{{{''.join(sides)}}}"
-    return "\n".join([opening, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]), sum(widths)
+    return "\n".join([opening, inside, r"\end{tabular}"]), sum(widths)
 
 
-def _head(lines: Sequence[str]) -> str:
-    text = r"\\".join(map(escape_latex, lines))
-    return rf"\shortstack[r]{{{text}}}" if len(lines) > 1 else text
+def _in_lines(cell: Cell) -> Cell:
+    """Return a cell whose interval has a line of its own."""
+    text = WITH_INTERVAL.sub("\\1\\3\n\\2", text_of(cell))
+    return Bold(text) if isinstance(cell, Bold) else text
 
 
-def _parted(cell: Cell) -> Part:
-    found = WITH_INTERVAL.fullmatch(text_of(cell))
-    if found is None:
-        return Part(cell)
-    own = f"{found[1]}{found[3]}"
-    return Part(own if isinstance(cell, str) else Bold(own), found[2])
+def _in_a_cell(text: str) -> str:
+    first, *below = map(escape_latex, text.split("\n"))
+    lines = [first, *(rf"{{\scriptsize {each}}}" if each[0] == "(" else each for each in below)]
+    inside = r" \\ ".join(lines)
+    return rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{inside}\end{{tabular}}" if below else first
 
 
-def _cell(cell: Cell, side: str) -> str:
-    written = text_of(cell)
-    text = escape_latex(written) if len(side) == 1 else breakable(written)
-    text = rf"\textbf{{{text}}}" if isinstance(cell, Bold) else text
-    return text if len(side) == 1 else rf"\raggedright {text}"
-
-
-def _below(part: Part) -> str:
-    return rf"{{\scriptsize {escape_latex(part.below)}}}" if part.below else ""
-
-
-def _widths(
-    table: Table, rows: Sequence[Sequence[Part]], heads: Sequence[Sequence[str]]
-) -> list[float]:
-    """Return about how many points each column takes, without the reason that ends a short row."""
+def _widths(table: Table) -> list[float]:
+    """Return about how many points each column takes."""
     widths = []
-    for n, lines in enumerate(heads):
-        parts = [row[n] for row in rows if n < len(row) - (len(row) < len(heads))]
-        sizes = [POINTS * len(text_of(part.cell)) for part in parts]
-        sizes += [SMALL * len(part.below) for part in parts] + [
-            POINTS * len(line) for line in lines
-        ]
-        widths.append(GAP + min(max(sizes), POINTS * WORDS if n < table.words else COLUMN))
+    for n, column in enumerate(zip(table.columns, *table.rows, strict=True)):
+        lines = [line for cell in column for line in text_of(cell).split("\n")]
+        most = POINTS * WORDS if n < table.words else COLUMN
+        widths.append(GAP + min(POINTS * max(map(len, lines)), most))
     return widths

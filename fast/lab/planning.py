@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvlab.fast.lab.points import ENTRIES, Row, measure_points, most_entries, points
-from kvlab.fast.lab.tables import Column, percent
+from kvlab.fast.lab.points import Row, measure_points, most_entries, points
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
@@ -48,7 +47,7 @@ class PlannedRow(Row):
     """The figures of one method."""
 
     entries: float | None = None
-    """As `ENTRIES` says."""
+    """As `most_entries` says."""
     bits: float | None = None
     """Mean bits per stored element after the last token."""
     sequence_gb: float | None = None
@@ -141,32 +140,6 @@ def pays_from(plan: Plan, full: Plan) -> int | None:
     longer = np.flatnonzero(plan.step_seconds.cumsum() >= full.step_seconds.cumsum())
     written = int(longer[-1]) + 2 if len(longer) else 1
     return plan.prompt + written if written <= plan.generated else None
-
-
-# --- printing ------------------------------------------------------------------------------------
-
-COLUMNS = (
-    Column("method"),
-    Column("entries", format=",.0f"),
-    Column("bits", format=".1f", width=6),
-    Column("logical", "logical_gb", ".3f", width=8),
-    Column("GB/seq", "sequence_gb", ".3f", width=8),
-    Column("fits", "largest_batch", ",", width=7),
-    Column("batch", format=",", width=7),
-    Column("GB", "memory_gb", ".1f", width=7),
-    Column("ms", "step_milliseconds", ".2f"),
-    Column("tokens/s", "tokens_per_second", ",.0f", width=10),
-    Column("policy", "policy_share", lambda share: percent(share, 1)),
-    Column("pays", "pays_from", ","),
-)
-CAPTION = (
-    f"A roofline, not a measurement (docs/plan.md). {ENTRIES} · bits: per stored "
-    "element at the end · logical: GB of the entries of a sequence and of what is known of them · "
-    "GB/seq: what it has allocated at its fullest · fits: sequences on one device "
-    "· ms: mean step of decoding at that batch · tokens/s: of the device, prompts included · "
-    "policy: its share of the decoding time · pays: tokens of a text from which on it has taken "
-    "less time than with the full cache at that batch; – never"
-)
 
 
 def title(serving: Serving) -> str:

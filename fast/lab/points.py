@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from jaxtyping import Real
 
 from kvlab.fast.lab.steps import Steps
-from kvlab.fast.lab.tables import Column, percent
+from kvlab.fast.lab.tables import percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.generators import seeded
@@ -28,10 +28,6 @@ Budget = TypeVar("Budget", int, str)
 
 ORACLE = "oracle"
 """Name, among methods, of the policy that knows what the rest of a run will need."""
-
-
-ENTRIES = "entries: peak number kept per KV head (mean over layers) from the end of the prompt on"
-"""What plan, compare, simulate, perplexity and reports mean by entries: `most_entries`."""
 
 
 def most_entries(kept: Real[Array, "layers steps"]) -> float:
@@ -50,8 +46,12 @@ class After:
     """tokens or answers."""
 
     @property
-    def written(self) -> str:
-        """The share in percent, with the mark of a row that measures nothing."""
+    def total(self) -> str:
+        """How many there were in all, as text."""
+        return f"{self.of} {self.unit}"
+
+    def written(self, form: str = "", to: str = "", scale: float = 1) -> str:
+        """Write the share in percent, with the mark of a row that measures nothing."""
         return f"{percent(self.count / self.of)}{'' if self.count else f' {NOTHING}'}"
 
 
@@ -119,11 +119,6 @@ EXCEEDED = "†"
 UNKNOWN = "?"
 """Marks a row of which that is not known."""
 
-BUDGET_CAPTION = (
-    f"{EXCEEDED}: held more entries than the budget, because it evicts only every few tokens or "
-    "only after the prompt, or protects more entries"
-)
-
 
 def budget_mark(row: Any) -> str:
     """Return the mark of a row: none if it held its budget, takes none, or was refused."""
@@ -132,33 +127,13 @@ def budget_mark(row: Any) -> str:
     return f" {UNKNOWN if row.holds_budget is None else EXCEEDED}"
 
 
-def marked_budget(row: Any) -> str:
-    """Write a row's budget and its mark; nothing for a method that takes none."""
-    return "" if row.budget is None else f"{row.budget}{budget_mark(row)}"
+def marked_budget(row: Any) -> str | None:
+    """Write a row's budget and its mark; None for a method that takes none."""
+    return None if row.budget is None else f"{row.budget}{budget_mark(row)}"
 
 
 NOTHING = "∅"
 """Marks a row that measures nothing."""
-
-AFTER_EVICTION = Column("after eviction", "after_eviction", lambda after: after.written, width=14)
-
-STEPS_AFTER = Column("steps after", "steps_after_eviction", lambda after: after.written, width=11)
-
-AFTER_CAPTION = (
-    "after eviction: share of the rated tokens, or of the answers, that come after at least one "
-    f"eviction, because until then a method is the full cache · {NOTHING}: none does, so the row "
-    "measures nothing, and no test counts it · –: nothing is ever evicted, or nothing "
-    "was and entries are coded as they come, or it was not counted"
-)
-STEPS_CAPTION = (
-    "steps after: share of the steps that come after at least one eviction, of those over which "
-    "error and KL are means"
-)
-
-
-def nothing_mark(row: MeasuredRow) -> str:
-    """Return the mark of a row that measures nothing, or nothing."""
-    return f" {NOTHING}" if row.measures_nothing else ""
 
 
 Measured = TypeVar("Measured", bound=Row)

@@ -48,6 +48,11 @@ class Drawing:
     """Draws the same for a column of a paper."""
 
 
+def told(sentences: Sequence[str]) -> str:
+    """Write sentences without their stops as a paragraph."""
+    return "".join(f"{each}. " for each in sentences).rstrip()
+
+
 Block = Heading | Text | Code | Table | Drawing
 
 
@@ -76,8 +81,11 @@ def markdown(block: Block) -> str:
             return f"```{language}\n{text.rstrip()}\n```"
         case Drawing(name, title):
             return f"![{escape_markdown(title)}]({name}.svg)\n\n*{escape_markdown(title)}*"
-        case Table():
-            return block.markdown()
+        case Table(title=title):
+            below = [*block.legend, *block.notes]
+            parts = [markdown(Heading(title, 3))] * bool(title)
+            parts += [block.markdown()] * bool(block.rows)
+            return "\n\n".join([*parts, *([markdown(Text(told(below)))] if below else [])])
 
 
 def _html(block: Block) -> Markup:

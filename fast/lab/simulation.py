@@ -9,9 +9,6 @@ import numpy as np
 
 from kvlab.fast.lab.evaluate.controls import after_eviction
 from kvlab.fast.lab.points import (
-    AFTER_CAPTION,
-    AFTER_EVICTION,
-    ENTRIES,
     After,
     MeasuredRow,
     check_any,
@@ -21,7 +18,6 @@ from kvlab.fast.lab.points import (
     reason,
 )
 from kvlab.fast.lab.steps import Steps
-from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_share
@@ -38,7 +34,7 @@ class SimulatedRow(MeasuredRow):
     """Figures over layers, KV heads and generated tokens."""
 
     entries: float | None = None
-    """As `ENTRIES` says, over the recorded layers."""
+    """As `most_entries` says, over the recorded layers."""
     kilobytes: float | None = None
     """Most KiB of keys and values after a generated token, all recorded layers and heads."""
     mass: float | None = None
@@ -172,29 +168,6 @@ def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> Sim
         hits=hits / regained if regained else None,
         premature=premature / evicted if evicted else None,
     )
-
-
-# --- printing ------------------------------------------------------------------------------------
-
-COLUMNS = (
-    Column("method"),
-    Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
-    Column("entries", format=".0f"),
-    Column("KiB", "kilobytes", ".0f"),
-    AFTER_EVICTION,
-    Column("mass", format=lambda share: percent(share, 1)),
-    Column("skill", format=percent),
-    Column("error", format=".3f"),
-    Column("hits", format=percent),
-    Column("early", "premature", percent),
-)
-CAPTION = (
-    f"over the generated tokens, all recorded layers and KV heads · {ENTRIES} · KiB: most · "
-    f"{AFTER_CAPTION} · mass: share of the full cache's attention on kept entries · skill: of the "
-    "way from evicting at random, 0 %, to the best keep sets, which know the future, or a bound on "
-    "them, 100 % · error: attention output, relative · hits: entries there when they regained "
-    "importance · early: entries evicted, and activated again later"
-)
 
 
 def title(trace: Trace) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
+from itertools import takewhile
 from threading import Event, Thread
 from typing import Any, NoReturn, TextIO
 
@@ -14,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperCommand
 
-from kvlab.fast.lab.tables import Column, Table, counted, tabulate, text_of, visible
+from kvlab.fast.lab.tables import MISSING, Cell, Layout, Table, counted, refusal, text_of, visible
 
 console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
@@ -116,49 +117,61 @@ def print_aside(text: str) -> None:
     errors.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def print_caption(text: str) -> None:
-    """Print what explains a table."""
-    console.print(visible(text), style="dim", markup=False)
+def print_caption(*sentences: str) -> None:
+    """Print what explains a table, if anything does."""
+    if sentences:
+        console.print(visible(" · ".join(sentences)), style="dim", markup=False)
 
 
-def print_table(table: Table, title: str = "") -> None:
-    """Print a table."""
-    console.print(table.terminal(title))
+def print_table(table: Table) -> None:
+    """Print a table that has rows; then why some have no figures, what columns and marks mean."""
+    if table.rows:
+        console.print(table.terminal())
+    print_caption(*table.notes, *table.legend)
 
 
-@contextmanager
-def printing_rows(
-    columns: Sequence[Column], title: str = "", wanted: bool = True
-) -> Iterator[Callable[[Any], None]]:
-    """Print the rows of a table one by one, as they are made; Ctrl-C says how many there are."""
-    rows = 0
-    if wanted and title:
-        print_line(title)
+class RowPrinter:
+    """Prints the rows of a table one by one, as they are made; Ctrl-C says how many there are."""
 
-    def tell(row: Any) -> None:
-        nonlocal rows
-        rows += 1
-        if wanted:
-            if rows == 1:
-                print_line(_aligned([column.heading for column in columns], columns))
-            cells = list(map(text_of, tabulate([row], columns).rows[0]))
-            why = f"  {cells.pop()}" if len(cells) < len(columns) else ""
-            print_line(_aligned(cells, columns) + why)
+    def __init__(self, layout: Layout, title: str = "", wanted: bool = True) -> None:
+        """Print the title, unless nothing is wanted."""
+        self.layout, self.wanted = layout, wanted
+        self.rows: list[Sequence[Cell]] = []
+        if wanted and title:
+            print_line(title)
 
-    try:
-        yield tell
-    except KeyboardInterrupt as stop:
-        seen = "printed" if wanted else "not printed, because --json prints them at the end"
-        stop.add_note(f"{counted(rows, 'row')} {seen}, no file written")
-        raise
+    def __enter__(self) -> "RowPrinter":
+        return self
 
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            seen = "" if self.wanted else "not "
+            why = "" if self.wanted else ", because --json prints them at the end"
+            error.add_note(f"{counted(len(self.rows), 'row')} {seen}printed{why}, no file written")
 
-def _aligned(cells: Sequence[str], columns: Sequence[Column]) -> str:
-    """Return a line; a name that is too wide for its column has a line of its own."""
-    name, *others = cells
-    pairs = zip(others, columns[1:], strict=False)
-    above = name if len(name) <= 20 else f"{name}\n{'':20}"
-    return f"{above:20}" + "".join(f" {cell:>{column.width - 1}}" for cell, column in pairs)
+    def __call__(self, row: Any) -> None:
+        """Print a row; one without figures ends in the reason."""
+        self.rows.append([column.cell(row) for column in self.layout.columns])
+        if self.wanted:
+            if len(self.rows) == 1:
+                self._print([column.heading for column in self.layout.columns])
+            cells, why = [text_of(cell) for cell in self.rows[-1]], refusal(row)
+            if why is not None:
+                cells = [*takewhile(lambda text: text != MISSING, cells)]
+            self._print(cells, why or "")
+
+    def _print(self, cells: Sequence[str], why: str = "") -> None:
+        """Print a line; a name that is too wide for its column has a line of its own."""
+        name, *others = cells
+        pairs = zip(others, self.layout.columns[1:], strict=False)
+        line = "".join([f" {cell:>{column.width - 1}}" for cell, column in pairs])
+        above = name if len(name) <= 20 else f"{name}\n{'':20}"
+        print_line(f"{above:20}{line}{why and '  '}{why}")
+
+    @property
+    def legend(self) -> Sequence[str]:
+        """What the columns, and the marks that were printed, mean."""
+        return self.layout.legend(self.rows) if self.wanted else ()
 
 
 STOPPED = 130
@@ -196,14 +209,13 @@ def run(main: Callable[..., Any]) -> NoReturn:
 
 
 def finish(
-    data: Any, rows: Iterable[Any], as_json: bool, caption: str = "", written: str = ""
+    data: Any, rows: Iterable[Any], as_json: bool, legend: Sequence[str] = (), written: str = ""
 ) -> None:
     """Print the data, or what follows their rows; end with code 1 if a method failed."""
     if as_json:
         print_json(data)
     else:
-        if caption:
-            print_caption(caption)
+        print_caption(*legend)
         if written:
             print_line(written)
     if any(row.failed for row in rows):

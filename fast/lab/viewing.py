@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from kvlab.fast.lab.points import Row, measure_points, points
 from kvlab.fast.lab.reports import write_page
-from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
@@ -163,12 +162,3 @@ def write_viewer(timeline: Timeline, path: Path) -> None:
     """Write a page that plays a timeline and needs no other file; an old one is replaced."""
     stored = write(timeline).replace("<", "\\u003c")  # it must not end the script
     write_page(path, "viewer.html.jinja", timeline=Markup(stored))
-
-
-COLUMNS = (
-    Column("method"),
-    Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
-    Column("entries", format=".0f"),
-    Column("tokens read", "tokens_read", width=13),
-    Column("solved", format=lambda solved: "yes" if solved else "no"),
-)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any, TypeVar, get_args
@@ -264,12 +264,12 @@ class Spec:
     text: str
     method: Method
 
-    @property
+    @cached_property
     def takes_budget(self) -> bool:
         """Whether it has to be told how many entries may be kept."""
         return self.method.parts[-1].needs_budget
 
-    @property
+    @cached_property
     def from_outside(self) -> bool:
         """Whether a part of the composition is defined outside of kvlab."""
         return not all(type(each).__module__.startswith("kvlab.") for each in self.method.parts)

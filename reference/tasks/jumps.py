@@ -164,11 +164,11 @@ class Problem:
         return " ".join(
             [
                 END,
-                *(f"{REGISTERS[name]}{value}" for name, value in registers),
-                *(
+                *[f"{REGISTERS[name]}{value}" for name, value in registers],
+                *[
                     f"{LABELS[k]} {REGISTERS[x]} . + {REGISTERS[y]} . = .{blanks}"
                     for k, x, y in lines
-                ),
+                ],
                 END,
                 LABELS[self.steps[0].line.label],
             ]
@@ -177,7 +177,7 @@ class Problem:
     @property
     def solution(self) -> str:
         """What has to be written, in the same form."""
-        return " ".join([*(step.text(self.copies) for step in self.steps), END])
+        return " ".join([*[step.text(self.copies) for step in self.steps], END])
 
     @property
     def text(self) -> str:

@@ -1,6 +1,7 @@
 """A report says the same as a page and in Markdown."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -49,13 +50,13 @@ def test_markdown_has_its_drawings_beside_it(blocks, picture, tmp_path):
 def test_latex_has_labels_breakable_code_and_the_narrow_drawing(blocks, picture, tmp_path):
     figure, (axes,) = canvas(width=COLUMN)
     axes.set_title("small", fontsize=5)
-    blocks[1] = Heading("Solved, %")
+    blocks[1:3] = [Heading("jumps"), replace(blocks[2], title="Solved, %")]
     blocks[3] = Code("kvlab sweep a/b --out 'c'\n  x_y")
     blocks[4] = Drawing("rise", "It rises", picture, lambda: finish(figure, "narrow"))
     write_latex(blocks, tmp_path / "report.tex")
     text = (tmp_path / "report.tex").read_text()
-    assert r"\caption{\raggedright Solved, \%}\label{tab:report-0-solved}" in text
-    assert r"\caption{\raggedright It rises (Solved, \%)}\label{fig:rise}" in text
+    assert r"\caption{\raggedright Solved, \% (jumps)}\label{tab:report-0-solved}" in text
+    assert r"\caption{\raggedright It rises (jumps)}\label{fig:rise}" in text
     code = r"kvlab sweep a/\allowbreak{}b -{}-out \textquotesingle{}c\textquotesingle{}"
     assert f"{code}\n\n\\ \\ x\\_\\allowbreak{{}}y" in text
     assert b"/FontFile2" in (tmp_path / "rise.pdf").read_bytes(), "no type 3"
@@ -63,8 +64,9 @@ def test_latex_has_labels_breakable_code_and_the_narrow_drawing(blocks, picture,
 
 
 def test_a_table_longer_than_a_page_has_parts_and_one_legend(tmp_path):
-    table = Table(("method", "solved"), [(f"m{n}", "1 %") for n in range(2 * LINES + 1)])
-    write_latex([Heading("Memory"), table, Text("KiB: held.")], tmp_path / "report.tex")
+    rows = [(f"m{n}", "1 %") for n in range(2 * LINES + 1)]
+    table = Table(("method", "solved"), rows, title="Memory", legend=["KiB: held"])
+    write_latex([Heading("jumps"), table], tmp_path / "report.tex")
     text = (tmp_path / "report.tex").read_text()
     labels = re.findall(r"\\label\{tab:report-0-(\S+)\}", text)
     assert labels == ["memory", "memory-part-2", "memory-part-3"]

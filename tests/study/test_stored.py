@@ -87,7 +87,7 @@ def test_lengths_give_what_was_counted():
         x.budget: x.after_eviction for x in stored_summary("loss_smollm2").points if x.budget
     }
     for row in after_eviction.rated("loss_smollm2"):
-        assert row["after"].written == counted[row["budget"]].written
+        assert row["after"].written() == counted[row["budget"]].written()
 
 
 def test_without_protection_neither_h2o_nor_caote_solves_a_program():

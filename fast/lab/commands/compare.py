@@ -27,27 +27,20 @@ from kvlab.fast.lab.commands.options import (
     say_notes,
 )
 from kvlab.fast.lab.evaluate.backends import default_backend, devices_of
-from kvlab.fast.lab.evaluate.controls import explained, gains_table, seen
+from kvlab.fast.lab.evaluate.controls import gains_table, seen
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import Own, find_task
-from kvlab.fast.lab.points import (
-    AFTER_CAPTION,
-    BUDGET_CAPTION,
-    ENTRIES,
-    ORACLE,
-    STEPS_CAPTION,
-    check_points,
-)
-from kvlab.fast.lab.sweep import compare as comparing
+from kvlab.fast.lab.points import ORACLE, check_any, check_points
+from kvlab.fast.lab.sweep.compare import layout_of, run_in_memory
 from kvlab.fast.lab.sweep.design import MODEL, Sweep
-from kvlab.fast.lab.sweep.summary import FULL, Point, main_measure
-from kvlab.fast.lab.tables import counted
+from kvlab.fast.lab.sweep.summary import FULL, Point, Results, main_measure
+from kvlab.fast.lab.tables import Layout, counted
 from kvlab.fast.lab.terminal import (
+    RowPrinter,
     finish,
     print_caption,
     print_line,
     print_table,
-    printing_rows,
     reporting,
 )
 from kvlab.fast.models import model_location
@@ -57,14 +50,6 @@ from kvlab.reference.models import EMBEDDED
 WHAT_IT_IS = (
     "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
     "method keeps a part of them, or rounds them, and the model has to solve the same problems."
-)
-
-CAPTION = (
-    "solved: whole solution right, with 95 % interval · error: attention output against everything "
-    f"seen, L2 per head · KL in nats from the full cache · {ENTRIES} · KiB: peak · bits: stored "
-    "per element of the full cache, scales included · from error to bits: on the first problem "
-    "(NumPy) or four (PyTorch) · ms: per token, in brackets of the fastest and the slowest batch; "
-    f"one batch alone has none · {AFTER_CAPTION} · {STEPS_CAPTION} · {BUDGET_CAPTION}"
 )
 
 
@@ -123,17 +108,12 @@ def compare(
         parallel=parallel,
     )
     say_notes(sweep.methods)
-    say(sweep.too_few())
-    if named := [each for each in sweep.methods if each != ORACLE]:
-        check_points(named, sweep.budgets)
     if not json:
         print_caption(WHAT_IT_IS)
-        print_line(f"{counted(problems, 'problem')} of {sweep.tasks[0]}, {backend} backend\n")
-    columns = comparing.columns_of(sweep)
-    with reporting(transient=True) as told, printing_rows(columns, wanted=not json) as tell:
-        started = time.perf_counter()
-        found = comparing.compare(sweep, workers or _workers(sweep), told, tell)
-        seconds = time.perf_counter() - started
+    title = f"{counted(problems, 'problem')} of {sweep.tasks[0]}, {backend} backend\n"
+    started = time.perf_counter()
+    found, legend = run_shown(sweep, layout_of(sweep), title, json, workers or _workers(sweep))
+    seconds = time.perf_counter() - started
     summary, plan, written = found.summary, found.plan, ""
     if report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
@@ -151,9 +131,27 @@ def compare(
             )
         last = told_at_the_end(summary.gains, model, own)
         written = "\n".join(filter(None, [written, last]))
-    data = {"settings": asdict(plan.sweep), **summary.plain(), "wrong_answers": wrong}
+    rows_found = summary.plain() if json else {}
+    data = {"settings": asdict(plan.sweep), **rows_found, "wrong_answers": wrong}
     data |= {"seconds": seconds, "provenance": plan.provenance}
-    finish(data, summary.points, json, CAPTION, written)
+    finish(data, summary.points, json, legend, written)
+
+
+def run_shown(
+    sweep: Sweep, shown: Layout, title: str, as_json: bool, workers: int = 0, joined: bool = False
+) -> tuple[Results, Sequence[str]]:
+    """Run a sweep in memory, and print its points one by one; return what is found, and a legend.
+
+    ``joined`` tasks are tested as one.
+    """
+    say(sweep.too_few(joined))
+    if named := [each for each in sweep.methods if each != ORACLE]:
+        check_points(named, sweep.budgets)
+    rows = RowPrinter(shown, title, not as_json)
+    with reporting(transient=True) as report, rows as tell:
+        found = run_in_memory(sweep, workers, report, tell)
+    check_any([point for each in found.summaries for point in each.points])
+    return found, tell.legend
 
 
 def _workers(sweep: Sweep) -> int:
@@ -204,6 +202,4 @@ def told_at_the_end(gains: Sequence[Test], model: str, own: bool) -> str:
 def print_gains(gains: Sequence[Test], measure: Measure) -> None:
     """Print what methods gain over their controls, if any control ran."""
     if gains:
-        if (table := gains_table(gains, measure)).rows:
-            print_table(table)
-        print_caption(" · ".join(explained(gains)))
+        print_table(gains_table(gains, measure))

@@ -9,27 +9,14 @@ from typer import Argument, Exit, Option, Typer
 
 from kvlab.fast.lab import engines
 from kvlab.fast.lab.commands.options import Json
-from kvlab.fast.lab.points import AFTER_EVICTION
 from kvlab.fast.lab.steps import kept_steps
-from kvlab.fast.lab.tables import Column, tabulate
+from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.tasks import english
 
 app = Typer(no_args_is_help=True, help="Check what deployed engines keep.")
-
-COLUMNS = [
-    *(Column(name) for name in ("setting", "specification", "tokens", "agreed")),
-    *(Column(name, format=".1g") for name in ("gap", "mean", "largest")),
-    AFTER_EVICTION,
-    Column("verdict"),
-]
-INSIDE = [
-    *(column for column in COLUMNS if column.heading != "specification"),
-    Column("reference", lambda row: row.get("reference"), ".1g"),
-]
-"""Columns of kvlab's methods inside an engine, which are their own specifications."""
 
 
 @app.command()
@@ -109,7 +96,9 @@ def check(
     if json:
         print_json(rows)
     else:
-        columns = INSIDE if plugin else COLUMNS
-        print_table(tabulate(rows, columns, words=2), f"{setup} and kvlab")
+        shown = layout("plugin" if plugin else "engines")
+        unknown = dict.fromkeys(column.heading for column in shown.columns)
+        whole = [unknown | {"after_eviction": None} | row for row in rows]
+        print_table(shown.table(whole, f"{setup} and kvlab"))
     if any(row["verdict"].startswith("WRONG") for row in rows):
         raise Exit(1)

@@ -23,7 +23,8 @@ from kvlab.fast.lab.commands.options import (
     words,
 )
 from kvlab.fast.lab.steps import kept_steps
-from kvlab.fast.lab.terminal import finish, print_aside, printing_rows, results_only
+from kvlab.fast.lab.tables import layout
+from kvlab.fast.lab.terminal import RowPrinter, finish, print_aside, results_only
 from kvlab.fast.models import model_location
 from kvlab.reference.models import reasoner_directory
 
@@ -76,7 +77,7 @@ def evaluate(
 
     results = redirect_stdout(sys.stdout)
     with (
-        printing_rows(harness.COLUMNS, wanted=not json) as print_row,
+        RowPrinter(layout("eval"), wanted=not json) as print_row,
         kept_steps("eval", **settings) as steps,
         results_only(),
     ):
@@ -89,4 +90,4 @@ def evaluate(
         rows = harness.evaluate_tasks(
             specs=specs, how=how, report=report, tell=tell, steps=steps, **asked
         )
-    finish({"settings": settings, **harness.to_json(rows)}, rows, json, harness.CAPTION)
+    finish({"settings": settings, **harness.to_json(rows)}, rows, json, print_row.legend)

@@ -101,8 +101,8 @@ def _facts(written: "Written", asked: str | None) -> dict[str, str]:
 
 def _of_written(after: After) -> str:
     if after.count:
-        return f"{after.written} of what was written"
-    return f"{after.written}: nothing was evicted yet, so this is what the full cache writes"
+        return f"{after.written()} of what was written"
+    return f"{after.written()}: nothing was evicted yet, so this is what the full cache writes"
 
 
 def _kibibytes(count: int) -> str:

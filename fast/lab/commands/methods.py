@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from kvlab.fast.lab.commands.options import Json, Problems, ReferenceModel, Seed, Threshold
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.tables import Table, layout
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
@@ -62,10 +62,9 @@ def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = [Column(name) for name in ("topic", "paper", "elsewhere", "default", "option")]
     for name, entries in found.items():
         if entries:
-            print_table(tabulate(entries, columns, words=5), name)
+            print_table(layout("divergences").table(entries, name))
         elif len(found) == 1:
             print_line(f"{name}: no divergences")
 
@@ -90,4 +89,5 @@ def recurrence(
     rows = [("tokens with a recurrence (MRI > 1)", f"{100 * found['share_recurring']:.1f} %")]
     for quantile, steps in found["quantiles"].items():
         rows.append((f"MRI, {quantile} quantile", f"{steps:.0f} steps"))
-    print_table(Table(("figure", "value"), rows), "token importance recurrence, full cache")
+    title = "token importance recurrence, full cache"
+    print_table(Table(("figure", "value"), rows, title=title))

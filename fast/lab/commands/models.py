@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option, Typer
 
 from kvlab.fast.lab.commands.options import Json
-from kvlab.fast.lab.tables import Column, tabulate
+from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, results_only, working
 from kvlab.fast.models import (
     PUBLISHED,
@@ -29,8 +29,8 @@ def list_models(json: Json = False) -> None:
     if json:
         print_json(rows)
     else:
-        columns = [Column(name) for name in rows[0]]
-        print_table(tabulate(rows, columns), f"models in {cache_directory() / 'models'}")
+        title = f"models in {cache_directory() / 'models'}"
+        print_table(layout("models").table(rows, title))
 
 
 def _facts(name: str) -> dict[str, str]:

@@ -8,7 +8,8 @@ from typer import Option
 from kvlab.fast.lab import planning
 from kvlab.fast.lab.commands.options import BlockSize, Json, Methods, read_methods
 from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import finish, printing_rows, reporting
+from kvlab.fast.lab.tables import layout
+from kvlab.fast.lab.terminal import RowPrinter, finish, reporting
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_shape
@@ -40,8 +41,8 @@ def plan(
     serving = planning.Serving(shape, HARDWARE[gpu.lower()], *sizes, runtime)
     specs = read_methods(methods)
     check_points(specs, [budget], prompt + length)
-    printing = printing_rows(planning.COLUMNS, planning.title(serving), not json)
+    printing = RowPrinter(layout("plan"), planning.title(serving), not json)
     with reporting(transient=True) as report, printing as tell:
         found = planning.plan_methods(serving, specs, budget, report, tell)
     data = {"asked": asdict(serving), "methods": [asdict(row) for row in found.rows]}
-    finish(data, found.rows, json, planning.CAPTION)
+    finish(data, found.rows, json, tell.legend)

@@ -135,7 +135,7 @@ def _show(results: list[proofs.Result]) -> None:
     ]
     about = proofs.paper(results[0].claim.paper)
     headings = ("claim", "source", "statement and evidence", "s")
-    print_table(Table(headings, rows, words=3), f"{about.title} ({about.source})")
+    print_table(Table(headings, rows, words=3, title=f"{about.title} ({about.source})"))
 
 
 def _described(result: proofs.Result) -> str:

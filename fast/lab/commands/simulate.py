@@ -19,7 +19,7 @@ from kvlab.fast.lab.commands.options import (
     read_methods,
 )
 from kvlab.fast.lab.steps import kept_steps
-from kvlab.fast.lab.tables import tabulate
+from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import finish, print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.trace import load_trace
@@ -55,5 +55,5 @@ def simulate(
     with reporting() as report, kept_steps("simulate", trace=trace, **asked) as steps:
         found = simulation.simulate(recorded, **asked, workers=workers, report=report, steps=steps)
     if not json:
-        print_table(tabulate(found.rows, simulation.COLUMNS), simulation.title(found.trace))
-    finish([asdict(row) for row in found.rows], found.rows, json, simulation.CAPTION)
+        print_table(layout("simulate").table(found.rows, simulation.title(found.trace)))
+    finish([asdict(row) for row in found.rows], found.rows, json)

@@ -1,5 +1,6 @@
 """``kvlab sweep`` and ``kvlab report``: many comparisons that survive being killed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,6 @@ from kvlab.fast.lab.commands.options import Json, check_output, read_methods, sa
 from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import (
     errors,
-    print_caption,
     print_json,
     print_line,
     print_table,
@@ -131,6 +131,6 @@ def report(
         print_json(reporting.to_json(stored, summaries))
         return
     for each in summaries:
-        print_table(reporting.accuracy_table(each), f"{each.task}, model {each.model}")
-    print_caption(" · ".join(reporting.accuracy_legend(summaries)))
+        table = reporting.accuracy_table(each)
+        print_table(replace(table, title=f"{each.task}, model {each.model}"))
     print_line(f"report: {place / reporting.NAME}.html")

@@ -1,6 +1,5 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from kvlab.fast.lab.commands.compare import print_gains
+from kvlab.fast.lab.commands.compare import print_gains, run_shown
 from kvlab.fast.lab.commands.options import (
     Budgets,
     Chat,
@@ -25,22 +24,12 @@ from kvlab.fast.lab.commands.options import (
     read_budgets,
     read_methods,
     read_text,
-    say,
     words,
 )
 from kvlab.fast.lab.evaluate.controls import matched
 from kvlab.fast.lab.evaluate.own import passage
-from kvlab.fast.lab.evaluate.pairs import SHORT, Measure, check_pairs, explained_tests, paired_tests
-from kvlab.fast.lab.points import (
-    AFTER_CAPTION,
-    AFTER_EVICTION,
-    BUDGET_CAPTION,
-    ENTRIES,
-    MeasuredRow,
-    check_any,
-    check_points,
-)
-from kvlab.fast.lab.sweep.compare import HELD, WHERE, run_in_memory
+from kvlab.fast.lab.evaluate.pairs import Measure, check_pairs, paired_tests, table_of_tests
+from kvlab.fast.lab.points import MeasuredRow
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import (
     FULL,
@@ -49,10 +38,9 @@ from kvlab.fast.lab.sweep.summary import (
     TaskSummary,
     joined,
     pooled,
-    summarise,
 )
-from kvlab.fast.lab.tables import Column, tabulate
-from kvlab.fast.lab.terminal import finish, print_caption, print_table, printing_rows, reporting
+from kvlab.fast.lab.tables import layout
+from kvlab.fast.lab.terminal import finish, print_caption, print_table
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
@@ -70,20 +58,6 @@ BatchSize = Annotated[
 ]
 Pairs = Annotated[str, Option(help="Methods to test, as in 'h2o tova; h2o raas'.")]
 
-COLUMNS = (
-    *WHERE,
-    Column("perplexity", format=".4f", width=12),
-    Column("gap", format="+.4f", width=11),
-    Column("nats (95 %)", "nats", lambda nats: nats.written("+.4f", " to "), width=30),
-    AFTER_EVICTION,
-    *HELD,
-)
-FOUND = Column("found, %", "interval", lambda share: share.percent(0), width=18)
-CAPTION = (
-    "gap: perplexity less the full cache's · nats: loss per token less the full cache's, paired "
-    f"over the windows · {AFTER_CAPTION} · {ENTRIES} · KiB: of keys and values at the end, scales "
-    f"included, an unquantised element at 16 bits · {BUDGET_CAPTION}"
-)
 DEFINED = "reasoning"
 """The task whose definitions are needles."""
 
@@ -147,10 +121,10 @@ def perplexity(
         device=device,
         parallel=parallel,
     )
-    (found,), settings = _run(sweep, COLUMNS, json)
+    (found,), settings, legend = _run(sweep, "perplexity", json)
     if not json:
         size = "1 token" if feed == "steps" else f"{settings['block_size']} tokens"
-        print_caption(f"rated in blocks of {size} · {CAPTION}")
+        print_caption(f"rated in blocks of {size}", *legend)
     tested = _compared([*found.points, *found.controls], sweep, LOSS, json)
     finish({"settings": settings} | found.plain() | tested, found.points, json)
 
@@ -212,15 +186,11 @@ def needle(
         device=device,
         parallel=parallel,
     )
-    asked = "length" if own is None else "variables"
-    length = Column(asked, lambda point: re.split("[=,]", point.task)[1], width=10)
-    found, settings = _run(sweep, (*WHERE, length, FOUND, AFTER_EVICTION), json)
+    found, settings, _ = _run(sweep, "length" if own is None else "variables", json)
     rows = joined(pooled(found))
     if not json:
         named = [row for row in rows if row.method in sweep.methods]
-        columns = (*WHERE, FOUND, AFTER_EVICTION)
-        print_table(tabulate(named, columns), "all lengths, with 95 % interval")
-        print_caption(f"{AFTER_CAPTION} · {BUDGET_CAPTION}")
+        print_table(layout("needles").table(named, "all lengths"))
     tested = _compared(rows, sweep, SOLVED, json)
     from kvlab.fast.lab.sweep.curves import heat_map as draw  # which takes its time to load
 
@@ -281,18 +251,13 @@ def _pairs(text: str, specs: Sequence[str]) -> Any:
 
 
 def _run(
-    sweep: Sweep, columns: Sequence[Column], as_json: bool
-) -> tuple[list[TaskSummary], dict[str, Any]]:
-    """Run a sweep in memory and print what it finds; return it, and what was asked."""
-    check_points(sweep.methods, sweep.budgets)
-    say(sweep.too_few(joined=True))
+    sweep: Sweep, shown: str, as_json: bool
+) -> tuple[Sequence[TaskSummary], dict[str, Any], Sequence[str]]:
+    """Run a sweep and print what it finds; return it, what was asked, and a legend."""
     title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
-    rows = printing_rows(columns, title, not as_json)
-    with reporting(transient=True) as report, rows as tell:
-        results = run_in_memory(sweep, 0, report, tell)
-    found = summarise(results)
-    check_any([point for each in found for point in each.points])
-    return found, asdict(replace(sweep, block_size=next(results.plan.jobs()).block_size))
+    results, legend = run_shown(sweep, layout(shown), title, as_json, joined=True)
+    asked = replace(sweep, block_size=next(results.plan.jobs()).block_size)
+    return results.summaries, asdict(asked), legend
 
 
 def _compared(
@@ -304,6 +269,5 @@ def _compared(
     if not as_json:
         print_gains(gains, measure)
         if tests:
-            print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
-            print_caption(" · ".join(explained_tests(tests)))
+            print_table(table_of_tests(tests, "pairs", f"pairs by {measure.name}"))
     return {"tests": list(map(asdict, tests)), "gains": list(map(asdict, gains))}

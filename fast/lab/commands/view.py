@@ -21,7 +21,8 @@ from kvlab.fast.lab.commands.options import (
     read_prompt,
 )
 from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import finish, printing_rows, reporting, working
+from kvlab.fast.lab.tables import layout
+from kvlab.fast.lab.terminal import RowPrinter, finish, reporting, working
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
@@ -86,7 +87,7 @@ def view(
                 text = read_prompt(prompt, prompt_file, model)
                 source = viewing.text_source(text, directory, max_new_tokens)
     how = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
-    rows = printing_rows(viewing.COLUMNS, wanted=not json)
+    rows = RowPrinter(layout("view"), wanted=not json)
     with reporting(transient=True) as report, rows as tell:
         found = viewing.record_methods(source, specs, budget, report=report, tell=tell, **how)
     viewing.write_viewer(found.timeline, output)

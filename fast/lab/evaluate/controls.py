@@ -4,14 +4,14 @@ What a method's score adds is its gain over this control. Methods that differ in
 scores share one, which runs once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from kvlab.fast.lab.evaluate.pairs import Measure, Test, powerless
-from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import LARGE, ORACLE, After, never
-from kvlab.fast.lab.tables import MISSING, Bold, Cell, Table
+from kvlab.fast.lab.tables import Bold, Cell, Column, Layout, Table, layout, sentences
 from kvlab.reference.methods import get, takes_budget
 from kvlab.reference.policy import Edges, Policy
 from kvlab.reference.precisions import OnArrival
@@ -21,13 +21,6 @@ CONTROL = "random"
 
 NO_GAIN = "≈"
 """Marks a row that is not significantly better than its control."""
-CONTROL_CAPTION = (
-    "Matched control: random eviction under the method's own protection, schedule and budget"
-)
-NO_GAIN_CAPTION = (
-    f"{NO_GAIN}: not significantly better than the matched control (paired test on the same units, "
-    "after Holm's correction over methods and budgets); no mark where that did not run"
-)
 
 
 @cache
@@ -43,6 +36,7 @@ def _answers(spec: str) -> tuple[Policy, ...]:
     return tuple(replace(p, name="", protect=p.protect.with_edges(Edges())) for p in policies)
 
 
+@cache
 def evicts(spec: str) -> bool:
     """Say whether a method evicts, at some budget or by its own rule; no for the oracle."""
     return any(each.evicts for each in _answers(spec))
@@ -90,42 +84,32 @@ def is_significant(gain: Test) -> bool:
 
 
 def gains_table(gains: Sequence[Test], measure: Measure) -> Table:
-    """Lay out methods × budgets; methods without any significant gain are left out."""
+    """Lay out methods × budgets; methods without any significant gain are left out, and named."""
     better = {each.first for each in gains if is_significant(each)}
     shown = {(each.first, each.budget): each for each in gains if each.first in better}
-    budgets = dict.fromkeys(budget for _, budget in shown)
-    rows = [
-        [method, *(_cell(shown.get((method, budget)), measure) for budget in budgets)]
-        for method in dict.fromkeys(method for method, _ in shown)
-    ]
-    headings = ("own rule" if budget is None else str(budget) for budget in budgets)
-    return Table(("gain over the control", *headings), rows)
-
-
-def _cell(gain: Test | None, measure: Measure) -> Cell:
-    if gain is None:
-        return MISSING
-    found = gain.difference
-    if measure.sign < 0:
-        found = Interval(-found.mean, -found.high, -found.low)
-    form, scale = ("+.4f", 1) if gain.only_first is None else ("+.1f", 100)
-    text = found.written(form, " to ", scale)
-    return Bold(text) if is_significant(gain) else f"{text} {NO_GAIN}"
-
-
-def explained(gains: Sequence[Test]) -> list[str]:
-    """Say what the table of gains shows, and at the end which methods it leaves out."""
-    better = {each.first for each in gains if is_significant(each)}
-    others = dict.fromkeys(each.first for each in gains if each.first not in better)
+    (cell,) = layout("gains").columns
+    columns = [Column("gain over the control", str)]
+    for budget in dict.fromkeys(budget for _, budget in shown):
+        value = partial(_gain, shown, measure, budget)
+        heading = "own rule" if budget is None else str(budget)
+        columns.append(replace(cell, heading=heading, value=value))
     unit = "points" if gains[0].only_first is not None else gains[0].measure
-    return [
-        f"gain: by how much a method is better than its matched control, in {unit}, with 95 % "
-        "interval",
-        CONTROL_CAPTION,
-        NO_GAIN_CAPTION,
-        *powerless(gains),
-        f"At no budget significantly better than their controls: {', '.join(others) or 'none'}",
-    ]
+    table = Layout(columns).table(dict.fromkeys(method for method, _ in shown))
+    none = ". ".join(powerless(gains))
+    legend = sentences("gains", unit=shown and unit, control=shown, powerless=none)
+    others = ", ".join(dict.fromkeys(each.first for each in gains if each.first not in better))
+    note = f"At no budget significantly better than their controls: {others or 'none'}"
+    title = "Gain over the matched control"
+    return replace(table, title=title, legend=[*legend, *table.legend], notes=[note])
+
+
+def _gain(
+    shown: Mapping[tuple[str, Any], Test], measure: Measure, budget: int | str | None, method: str
+) -> Cell | None:
+    if (gain := shown.get((method, budget))) is None:
+        return None
+    text = gain.written(-1 if measure.sign < 0 else 1)
+    return Bold(text) if is_significant(gain) else f"{text} {NO_GAIN}"
 
 
 def seen(gains: Sequence[Test]) -> str:

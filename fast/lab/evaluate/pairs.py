@@ -1,15 +1,14 @@
 """Paired tests: two methods on the same problems, windows or needles."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
 from math import inf
 from statistics import fmean
 from typing import Any
 
 from kvlab.fast.lab.evaluate.statistics import (
     LEVEL,
-    T_INTERVAL,
     Interval,
     holm,
     mcnemar,
@@ -19,7 +18,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     too_few,
 )
 from kvlab.fast.lab.points import ORACLE, MeasuredRow, never
-from kvlab.fast.lab.tables import Column
+from kvlab.fast.lab.tables import Table, layout, percent, sentences
 
 Values = Sequence[bool] | Sequence[float]
 """A measure on every unit (problem, window, haystack), in the same order for all methods."""
@@ -71,6 +70,37 @@ class Test:
     p_adjusted: float
     """The p-value after Holm's correction over all tests of the measure."""
     verdict: str
+
+    @property
+    def first_wins(self) -> bool:
+        """Whether the first method is significantly better."""
+        return self.verdict == self.first
+
+    @property
+    def second_wins(self) -> bool:
+        """Whether the second one is."""
+        return self.verdict == self.second
+
+    @property
+    def first_shown(self) -> str:
+        """The first mean: a share in percent, or a number."""
+        return f"{self.first_mean:.4f}" if self.only_first is None else percent(self.first_mean, 1)
+
+    @property
+    def second_shown(self) -> str:
+        """The second mean."""
+        return replace(self, first_mean=self.second_mean).first_shown
+
+    @property
+    def difference_shown(self) -> str:
+        """The difference with its interval: of shares in points."""
+        return self.written()
+
+    def written(self, sign: int = 1) -> str:
+        """Write the difference, or with −1 as sign the second mean less the first."""
+        found = self.difference if sign > 0 else -self.difference
+        form, scale = ("+.4f", 1) if self.only_first is None else ("+.1f", 100)
+        return found.written(form, " to ", scale)
 
 
 def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> None:
@@ -163,51 +193,21 @@ def winners(rows: Sequence[MeasuredRow], measure: Measure) -> dict[Any, str]:
     return {at: best[at] for at, found in against.items() if max(found) < 1 - LEVEL}
 
 
-FIRST = Column("1st", "first", bold=lambda test: test.verdict == test.first)
-SECOND = Column("2nd", "second", bold=lambda test: test.verdict == test.second)
-TESTS = (
-    FIRST,
-    SECOND,
-    Column("of", "measure"),
-    Column("budget"),
-    Column("1st mean", lambda test: _mean(test, test.first_mean)),
-    Column("2nd mean", lambda test: _mean(test, test.second_mean)),
-    Column("only 1st", "only_first"),
-    Column("only 2nd", "only_second"),
-    Column("difference", lambda test: _difference(test)),
-    Column("p", format=lambda p: _p(p)),
-    Column("Holm", "p_adjusted", lambda p: _p(p)),
-)
-SHORT = (
-    FIRST,
-    SECOND,
-    Column("budget"),
-    Column("difference", lambda test: _difference(test)),
-    Column("p (Holm)", "p_adjusted", lambda p: _p(p)),
-)
-"""What a terminal has room for; the method that is significantly better is bold."""
-
-
-def explained_tests(tests: Sequence[Test]) -> list[str]:
-    """Say what a table of tests shows, in sentences without their stops."""
-    said = []
-    if any(test.verdict in (test.first, test.second) for test in tests):
-        said.append("Bold: significantly better")
-    if any(test.only_first is not None for test in tests):
-        said.append(
-            "Solved or found: means are shares; only 1st, only 2nd: units with a yes of one alone; "
-            f"difference: 1st less 2nd in points, with Tango's {LEVEL:.0%} score interval; p: "
-            "McNemar's exact test"
-        )
-    if others := list(dict.fromkeys(test.measure for test in tests if test.only_first is None)):
-        said.append(
-            f"{', '.join(others)}: difference of the means over the units, 1st less 2nd, with the "
-            f"{LEVEL:.0%} {T_INTERVAL}; p: permutation test that flips signs"
-        )
-    for name in dict.fromkeys(test.measure for test in tests):
-        said += powerless([test for test in tests if test.measure == name])
-    last = "p is two-sided; Holm: p adjusted over all pairs of the measure, intervals are not"
-    return [*said, last]
+def table_of_tests(tests: Sequence[Test], name: str = "tests", title: str = "") -> Table:
+    """Lay out tests as a table of ``tables.toml``: ``tests``, or the shorter ``pairs``."""
+    table, measures = (
+        layout(name).table(tests, title),
+        dict.fromkeys(each.measure for each in tests),
+    )
+    others = dict.fromkeys(each.measure for each in tests if each.only_first is None)
+    none = (powerless([test for test in tests if test.measure == each]) for each in measures)
+    legend = sentences(
+        "tests",
+        shares=len(others) < len(measures),
+        others=", ".join(others),
+        powerless=". ".join(chain.from_iterable(none)),
+    )
+    return replace(table, legend=[*table.legend, *legend])
 
 
 def powerless(tests: Sequence[Test]) -> list[str]:
@@ -217,16 +217,3 @@ def powerless(tests: Sequence[Test]) -> list[str]:
     most = max(test.units for test in tests)
     why = too_few(most, len(tests), drawn=tests[0].only_first is None)
     return [f"No difference of {tests[0].measure} can be significant: {why}"] if why else []
-
-
-def _mean(test: Test, mean: float) -> str:
-    return f"{mean:.4f}" if test.only_first is None else f"{100 * mean:.1f} %"
-
-
-def _difference(test: Test) -> str:
-    form, scale = ("+.4f", 1) if test.only_first is None else ("+.1f", 100)
-    return test.difference.written(form, " to ", scale)
-
-
-def _p(p: float) -> str:
-    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"

@@ -18,9 +18,6 @@ LEVEL = 0.95
 ROUNDING = 1e-12
 """Relative spread below which values are equal but for rounding."""
 
-T_INTERVAL = "t interval (wider on the long side of skewed values)"
-"""What captions call `mean_interval`."""
-
 DRAWS, Z = 10_000, NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
 
@@ -31,6 +28,9 @@ class Interval:
     mean: float
     low: float
     high: float
+
+    def __neg__(self) -> "Interval":
+        return Interval(-self.mean, -self.high, -self.low)
 
     @property
     def decides(self) -> bool:
@@ -46,7 +46,7 @@ class Interval:
 
         Equal values have no spread to make an interval from: no ends are written then.
         """
-        mean, low, high = (f"{scale * x:{form}}" for x in (self.mean, self.low, self.high))
+        mean, low, high = [f"{scale * x:{form}}" for x in (self.mean, self.low, self.high)]
         ends = f"{low}{to}{high}" if self.low < self.high else "all equal"
         return re.sub(r"(?<!e)-", "−", f"{mean} ({ends})")
 
@@ -177,14 +177,13 @@ def too_few(units: int, tests: int, drawn: bool = True) -> str:
     number of tests. ``drawn``: signs are flipped, at most `DRAWS` times.
     """
 
-    def smallest(units: int) -> float:
-        return max(2.0 ** (1 - units), drawn / DRAWS)
-
-    if tests * smallest(units) < 1 - LEVEL:
+    smallest = [max(2.0 ** (1 - n), drawn / DRAWS) for n in range(max(64, units + 1))]
+    enough_at = [n for n, p in enumerate(smallest) if tests * p < 1 - LEVEL]
+    if units in enough_at:
         return ""
     holms = f", which Holm multiplies by {tests}" if tests > 1 else ""
-    found = f"the smallest p of {counted(units, 'unit')} is {smallest(units):.3g}{holms}"
-    needed = [n for n in range(units + 1, 64) if tests * smallest(n) < 1 - LEVEL]
+    found = f"the smallest p of {counted(units, 'unit')} is {smallest[units]:.3g}{holms}"
+    needed = [n for n in enough_at if n > units]
     enough = f"{needed[0]} units are enough for one" if needed else "test fewer differences"
     return f"{found}; {enough}"
 

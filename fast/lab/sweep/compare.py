@@ -8,14 +8,7 @@ from itertools import chain
 
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.evaluate.tasks import Rated, find_task
-from kvlab.fast.lab.points import (
-    AFTER_EVICTION,
-    ORACLE,
-    STEPS_AFTER,
-    built,
-    check_any,
-    marked_budget,
-)
+from kvlab.fast.lab.points import ORACLE, built, check_any
 from kvlab.fast.lab.steps import Steps, kept_steps
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import (
@@ -29,34 +22,17 @@ from kvlab.fast.lab.sweep.jobs import (
 )
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, against_full, point_of
-from kvlab.fast.lab.tables import Column
+from kvlab.fast.lab.tables import Layout, layout
 from kvlab.fast.lab.terminal import Report
 
 Tell = Callable[[Point], None]
 
-HELD = (
-    Column("entries", lambda point: point.mean("entries"), ".0f"),
-    Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
-)
-BITS = Column("bits", lambda point: point.mean("average_bits"), ".1f")
-WHERE = (Column("method"), Column("budget", lambda point: marked_budget(point) or None, width=8))
-COLUMNS = (
-    *WHERE,
-    Column("solved, %", "interval", lambda share: share.percent(0), width=16),
-    Column("error", lambda point: point.mean("output_error"), ".3f"),
-    Column("KL", lambda point: point.mean("kl"), ".3f"),
-    STEPS_AFTER,
-    *HELD,
-    BITS,
-    AFTER_EVICTION,
-    Column("ms", "seconds_per_token", lambda seconds: seconds.written(".1f", scale=1000), width=18),
-)
 
-
-def columns_of(sweep: Sweep) -> tuple[Column, ...]:
-    """Return the columns of a comparison; a single batch has no time, as that had no spread."""
-    part = sweep.parts[0]
-    return COLUMNS if part.problems * len(part.seeds) > part.batch else COLUMNS[:-1]
+def layout_of(sweep: Sweep) -> Layout:
+    """Return what a comparison shows; a single batch has no time, as that had no spread."""
+    part, known = sweep.parts[0], layout("compare")
+    batches = part.problems * len(part.seeds) > part.batch
+    return known if batches else replace(known, columns=known.columns[:-1])
 
 
 def compare(

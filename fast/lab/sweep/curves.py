@@ -63,22 +63,22 @@ class Quality:
 
     measure: Measure
     title: str
-    heading: str
-    """The column that the first table shows, so that no other does."""
+    column: str
+    """The column of ``tables.toml`` that the first table shows, so that no other does."""
     interval: Callable[[Point], Interval | None]
     scale: float = 1.0
 
 
-def _perplexity_or_yardstick(point: Point) -> Interval | None:
+def _perplexity(point: Point) -> Interval | None:
     if point.method == FULL and point.perplexity is not None:
-        return Interval(*[point.perplexity] * 3)
+        return Interval(*[point.perplexity] * 3)  # it is the yardstick
     return point.perplexity_interval
 
 
 QUALITIES = (
-    Quality(SOLVED, "Problems solved, %", "solved %", lambda point: point.interval, 100),
-    Quality(ACCEPTED, "Tokens accepted, %", "accepted %", lambda point: point.accepted, 100),
-    Quality(LOSS, "Perplexity", "perplexity", _perplexity_or_yardstick),
+    Quality(SOLVED, "Problems solved, %", "solved", lambda point: point.interval, 100),
+    Quality(ACCEPTED, "Tokens accepted, %", "accepted", lambda point: point.accepted, 100),
+    Quality(LOSS, "Perplexity", "perplexity", _perplexity),
     *(
         Quality(measure, title, heading, lambda point, of=of: point.measured.get(of))
         for measure, title, heading, of in zip(

@@ -1,11 +1,13 @@
 """What a sweep found: means with intervals, and tests of methods on the same problems."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from math import exp
+from operator import attrgetter, is_not
 from statistics import fmean
 from typing import Any
 
@@ -18,11 +20,13 @@ from kvlab.fast.lab.evaluate.statistics import (
     perplexity_of,
     wilson,
 )
-from kvlab.fast.lab.points import After, MeasuredRow, all_of
+from kvlab.fast.lab.points import After, MeasuredRow, all_of, marked_budget
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import Job, Plan
+from kvlab.fast.lab.tables import stored, value_of
 
 FULL = "full"
+PRESENT = partial(is_not, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +51,7 @@ class Point(MeasuredRow):
     def _values(self, name: str) -> tuple[Any, ...]:
         if self.refusal is not None:
             return ()
-        found = (getattr(each, name) for each in self.results)
-        return tuple(value for value in found if value is not None)
+        return tuple(filter(PRESENT, map(attrgetter(name), self.results)))
 
     @cached_property
     def outcomes(self) -> tuple[bool, ...]:
@@ -74,6 +77,32 @@ class Point(MeasuredRow):
     def mean(self, name: str) -> float | None:
         """Return the mean of one of `MEASURED`."""
         return fmean(self.figures[name]) if name in self.figures else None
+
+    @cached_property
+    def means(self) -> Mapping[str, float | None]:
+        """The mean of each of `MEASURED`."""
+        return {name: self.mean(name) for name in MEASURED}
+
+    @cached_property
+    def estimates(self) -> Mapping[str, Interval | float | None]:
+        """The mean of each of `MEASURED`, with its interval where there is one."""
+        return {**self.means, **self.measured}
+
+    @property
+    def entries(self) -> float | None:
+        """Mean of the most entries, as `most_entries` says."""
+        return self.mean("entries")
+
+    @property
+    def bits(self) -> float | None:
+        """Mean bits per element of the full cache."""
+        return self.mean("average_bits")
+
+    @property
+    def kilobytes(self) -> float | None:
+        """Mean of the most KiB of keys and values."""
+        nbytes = self.mean("nbytes")
+        return None if nbytes is None else nbytes / 1024
 
     @cached_property
     def measured(self) -> Mapping[str, Interval]:
@@ -118,6 +147,16 @@ class Point(MeasuredRow):
         ends = (found * exp(end - nats.mean) for end in (nats.low, nats.high))
         return Interval(found, *ends)
 
+    @property
+    def perplexity_known(self) -> Interval | float | None:
+        """Perplexity, with its interval where there is one; the full cache's is the yardstick."""
+        return self.perplexity_interval or self.perplexity
+
+    @property
+    def accepted_mean(self) -> float | None:
+        """Mean of ``drafts``."""
+        return fmean(self.drafts) if self.drafts else None
+
     @cached_property
     def accepted(self) -> Interval | None:
         """Mean and interval of ``drafts``, over two or more problems."""
@@ -139,7 +178,7 @@ class Point(MeasuredRow):
 
     @property
     def peak_entries(self) -> float | None:
-        """Most entries, as `ENTRIES` says, of any measured problem."""
+        """Most entries, as `most_entries` says, of any measured problem."""
         return max(self.figures.get("entries", ()), default=None)
 
     @property
@@ -151,6 +190,13 @@ class Point(MeasuredRow):
             return True
         return None if self.peak_entries is None else self.peak_entries <= self.budget
 
+    marked_budget = property(marked_budget)
+
+    @property
+    def size(self) -> str:
+        """The first option of the task, as text: how long a haystack is."""
+        return re.split("[=,]", self.task)[1]
+
     @property
     def seconds_per_token(self) -> Interval | None:
         """Mean over the batches, from the fastest batch to the slowest; None for a single batch."""
@@ -159,6 +205,18 @@ class Point(MeasuredRow):
         if self.refusal is not None or not 1 < len(batches) == len(seconds):
             return None
         return Interval(fmean(seconds), min(seconds), max(seconds))
+
+    @property
+    def milliseconds_per_token(self) -> Interval | None:
+        """The same in milliseconds."""
+        seconds = self.seconds_per_token
+        return (
+            None if seconds is None else Interval(*[1000 * each for each in vars(seconds).values()])
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """Return what was found as plain data; the figures are means."""
+        return {name: value_of(self, path) for name, path in stored()["plain"].items()}
 
 
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
@@ -211,8 +269,8 @@ class TaskSummary:
         return {
             "mean_length": self.mean_length,
             "budgets": self.budgets,
-            "rows": [plain(point) for point in self.points],
-            "controls": [plain(point) for point in self.controls],
+            "rows": [point.plain() for point in self.points],
+            "controls": [point.plain() for point in self.controls],
             "gains": [asdict(each) for each in self.gains],
         }
 
@@ -231,9 +289,14 @@ class Results:
     rows: Sequence[Result] = field(repr=False)
 
     @cached_property
+    def summaries(self) -> "list[TaskSummary]":
+        """What was found, task by task."""
+        return summarise(self)
+
+    @property
     def summary(self) -> TaskSummary:
         """What was found, of a sweep of one model and one task."""
-        (found,) = summarise(self)
+        (found,) = self.summaries
         return found
 
     def missing(self) -> list[Job]:
@@ -357,6 +420,7 @@ class Joined(MeasuredRow):
     interval: Interval
     """Share solved, with Wilson's interval."""
     outcomes: tuple[bool, ...] = field(repr=False)
+    marked_budget = property(marked_budget)
 
 
 def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joined]:
@@ -375,41 +439,3 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
             )
         )
     return found
-
-
-def plain(point: Point) -> dict[str, Any]:
-    """Return what was found at one point as plain data; the figures are means."""
-    share, nats, seconds = point.interval, point.nats, point.seconds_per_token
-    perplexity = point.perplexity_interval
-    nbytes = point.mean("nbytes")
-    after, steps = point.after_eviction, point.steps_after_eviction
-    return {
-        "task": point.task,
-        "spec": point.method,
-        "budget": point.budget,
-        "holds_budget": point.holds_budget,
-        "problems": point.problems,
-        "refusal": point.refusal,
-        "failed": point.failed,
-        "after_eviction": None if after is None else after.count,
-        "after_eviction_of": None if after is None else f"{after.of} {after.unit}",
-        "steps_after_eviction": None if steps is None else steps.count,
-        "steps": None if steps is None else steps.of,
-        "accuracy": point.solved,
-        "accuracy_low": None if share is None else share.low,
-        "accuracy_high": None if share is None else share.high,
-        "perplexity": point.perplexity,
-        "perplexity_low": None if perplexity is None else perplexity.low,
-        "perplexity_high": None if perplexity is None else perplexity.high,
-        "gap": point.gap,
-        "accepted": fmean(point.drafts) if point.drafts else None,
-        "until_rejected": point.until_rejected,
-        "nats": None if nats is None else nats.mean,
-        "nats_low": None if nats is None else nats.low,
-        "nats_high": None if nats is None else nats.high,
-        **{name: point.mean(name) for name in MEASURED if name != "nbytes"},
-        "kilobytes": None if nbytes is None else nbytes / 1024,
-        "milliseconds_per_token": None if seconds is None else 1000 * seconds.mean,
-        "milliseconds_fastest": None if seconds is None else 1000 * seconds.low,
-        "milliseconds_slowest": None if seconds is None else 1000 * seconds.high,
-    }

@@ -25,7 +25,7 @@ from kvlab.fast.lab import harness  # noqa: E402
 from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
 from kvlab.fast.lab.points import After  # noqa: E402
-from kvlab.fast.lab.tables import tabulate  # noqa: E402
+from kvlab.fast.lab.tables import layout  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
@@ -199,9 +199,9 @@ def test_a_row_prints_its_figures_or_why_there_are_none():
     figure |= {"after_eviction": After(0, 7, "tokens")}
     ran = harness.EvaluatedRow(method="h2o", budget="60%", figures=(figure,))
     refused = harness.EvaluatedRow(method="tova", budget="60%", refusal="too small")
-    table = tabulate([*harness.printed(ran), *harness.printed(refused)], harness.COLUMNS)
-    assert table.rows[0] == ("h2o", "60%", "sums", "match", "none", "0.500", "–", "0 % ∅")
-    assert table.rows[1] == ("tova", "60%", "too small")
+    table = layout("eval").table([*harness.printed(ran), *harness.printed(refused)])
+    assert table.rows[0] == ["h2o", "60%", "sums", "match", "none", "0.500", "–", "0 % ∅"]
+    assert table.notes == ["tova 60%: too small"]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED["eval"].items())

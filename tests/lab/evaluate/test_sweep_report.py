@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown import Markdown
 
-from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched, seen
+from kvlab.fast.lab.evaluate.controls import controls_of, gains_table, matched, seen
 from kvlab.fast.lab.evaluate.pairs import paired_tests, winners
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
@@ -29,12 +29,11 @@ from kvlab.fast.lab.evaluate.statistics import (
     wilson,
 )
 from kvlab.fast.lab.points import ORACLE
-from kvlab.fast.lab.reports import Text
 from kvlab.fast.lab.sweep.curves import QUALITIES, front_of
 from kvlab.fast.lab.sweep.design import make_sweep, read_sweep
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import make_plan
-from kvlab.fast.lab.sweep.report import _legend, accuracy_cell, accuracy_legend, write_report
+from kvlab.fast.lab.sweep.report import accuracy_cell, accuracy_table, told_once, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
 from kvlab.fast.lab.sweep.summary import against_full, summarise
@@ -299,14 +298,14 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
     gains = paired_tests(given, matched(names, names), BY_SOLVED)
     better = [(each.first, each.budget) for each in gains if each.verdict == each.first]
     assert better == [("h2o", 50), ("knorm", 50)] and len(gains) == 3
-    assert explained(gains)[-1] == "At no budget significantly better than their controls: none"
     most = max(gains, key=lambda each: each.difference.mean)
     shares = [f"{100 * share:.0f} % " for share in (most.first_mean, most.second_mean)]
     assert f"50 entries {most.first} solves {shares[0]}" in seen(gains)
     assert shares[1].strip() in seen(gains) and seen([]) == ""
     assert seen([each for each in gains if each.verdict != each.first]).startswith("On so few")
     table = gains_table(gains, BY_SOLVED)
-    assert table.columns == ("gain over the control", "50", "60")
+    assert table.notes == ["At no budget significantly better than their controls: none"]
+    assert table.columns == ["gain over the control", "50", "60"]
     assert table.rows[0][:1] == ["h2o"] and isinstance(table.rows[0][1], Bold)
     assert table.rows[0][1].text.startswith("+52.5 (+") and table.rows[0][2].endswith(" ≈")
     (summary,) = summarise(stored)
@@ -347,7 +346,9 @@ def assert_whole_latex(latex: str, folder: Path) -> None:
     assert all(len(each) == 1 for each in labels) and len({each for (each,) in labels}) == len(
         floats
     )
-    assert "95\\% intervals, Wilson's" in next(each for each in floats if "Problems solved" in each)
+    assert "95 \\% intervals, Wilson's" in next(
+        each for each in floats if "Problems solved" in each
+    )
     figures = re.findall(r"\\includegraphics\{([^}]+)\}", latex)
     assert len(figures) == 2
     assert all((folder / name).read_bytes().startswith(b"%PDF") for name in figures)
@@ -373,7 +374,7 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     assert "| 12 | 20 | −20.0 (−" in text, "the first less the second"
     assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
     assert plain["sweep"]["problems"] == 20
-    assert r"h2o &  & 40.0 & 50.0 \\" in latex and r"\scriptsize (26.3–55.4)" in latex
+    assert r"{@{}r@{}}40.0 \\ {\scriptsize (26.3–55.4)}\end{tabular} & " in latex
     assert "KVLAB_METHODS=mine.py:mine_fast.py" in text and "/home/me" not in text + latex + html
     assert_whole_latex(latex, tmp_path / "deep")
     for absent in ("accepted", "∅", "≈", "permutation", "nats:"):
@@ -392,14 +393,14 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
 
 def test_a_legend_says_once_what_occurs(stored):
     (summary,) = summarise(stored)
-    assert len(accuracy_legend([summary])) == 2, "intervals, and R-KV held more than its budget"
-    best = replace(summary, winners={60: "h2o"})
-    *_, bold, mcnemar = accuracy_legend([summary, best])
+    table = accuracy_table(summary)
+    assert len(table.legend) == 2, "intervals, and R-KV held more than its budget"
+    *_, bold, mcnemar = accuracy_table(replace(summary, winners={60: "h2o"})).legend
     assert bold.startswith("Bold: ") and mcnemar == "p < 0.05 by McNemar's exact test"
-    said: set[str] = set()
-    first, second = (list(_legend(["a", "b"], said, "of this")) for _ in range(2))
-    assert first == [Text("a. b. of this.")]
-    assert second == [Text("of this. Other marks and columns: as in the tables before.")]
+    table = replace(table, legend=["a", "b"], notes=["of this"])
+    first, second = told_once([table, table])
+    assert first == table
+    assert second.legend == ["Other marks and columns: as in the tables before"]
 
 
 def test_the_command_reports(stored, tmp_path, printed, data):
