@@ -10,6 +10,7 @@ from kvlab.fast.lab.commands.compare import compare
 from kvlab.fast.lab.commands.eval import evaluate
 from kvlab.fast.lab.commands.generate import generate, trace
 from kvlab.fast.lab.commands.methods import methods, recurrence
+from kvlab.fast.lab.commands.options import described
 from kvlab.fast.lab.commands.plan import plan
 from kvlab.fast.lab.commands.prove import prove
 from kvlab.fast.lab.commands.simulate import simulate
@@ -29,23 +30,13 @@ class _Commands(Stoppable, TyperGroup):
 app = typer.Typer(
     cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-for command in (
-    compare,
-    methods,
-    recurrence,
-    generate,
-    trace,
-    view,
-    simulate,
-    plan,
-    prove,
-    sweep,
-    report,
-    perplexity,
-    needle,
-):
+for command in (compare, methods, recurrence, generate, trace, view, simulate, plan):
+    app.command()(described(command))
+for command in (prove, sweep, report):
     app.command()(command)
-app.command(name="eval")(evaluate)
+for command in (perplexity, needle):
+    app.command()(described(command))
+app.command(name="eval")(described(evaluate))
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(models.app, name="models")
 app.add_typer(engines.app, name="engines")

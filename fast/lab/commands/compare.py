@@ -5,21 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Any
 
 from kvlab.fast.lab.commands.options import (
-    METHODS,
     PROCESSORS,
-    Budgets,
-    Controls,
-    Device,
-    Dtype,
-    Json,
-    Model,
-    Parallel,
-    Seed,
     check_output,
     read_budgets,
     read_methods,
@@ -54,30 +43,20 @@ WHAT_IT_IS = (
 
 
 def compare(
-    methods: Annotated[str | None, METHODS] = None,
-    model: Model = None,
-    task: Annotated[
-        str | None, Option(help="As in 'jumps@most=50'; default: what an embedded model solves.")
-    ] = None,
-    backend: Annotated[
-        str | None,
-        Option(help="fast: PyTorch; reference: NumPy. Default: fast if it is installed."),
-    ] = None,
-    report: Annotated[Path | None, Option(help="HTML report to write: tables and curves.")] = None,
-    budgets: Budgets = None,
-    controls: Controls = True,
-    problems: Annotated[
-        int | None, Option(help="Held-out problems; default: 16, or all of a shorter FILE.jsonl.")
-    ] = None,
-    seed: Seed = 0,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    parallel: Parallel = None,
-    workers: Annotated[
-        int | None,
-        Option(min=1, help="Processes; default: one for each GPU, or for each core without any."),
-    ] = None,
-    json: Json = False,
+    methods: str | None = None,
+    model: str | None = None,
+    task: str | None = None,
+    backend: str | None = None,
+    report: Path | None = None,
+    budgets: list[str] | None = None,
+    controls: bool = True,
+    problems: int | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str = "auto",
+    parallel: str | None = None,
+    workers: int | None = None,
+    json: bool = False,
 ) -> None:
     """Compare methods on an embedded model: accuracy, error, memory, time.
 

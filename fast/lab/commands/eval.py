@@ -3,21 +3,9 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Any
 
 from kvlab.fast.lab.commands.options import (
-    BlockSize,
-    Budgets,
-    Chat,
-    Device,
-    Dtype,
-    Feed,
-    Json,
-    Methods,
-    Model,
-    Parallel,
     read_budgets,
     read_methods,
     words,
@@ -30,23 +18,21 @@ from kvlab.reference.models import reasoner_directory
 
 
 def evaluate(
-    tasks: Annotated[str, Option(help="Names of lm-eval, separated by commas.")],
-    methods: Methods = "full",
-    include_path: Annotated[
-        Path | None, Option(help="Folder of further tasks, as YAML files.")
-    ] = None,
-    limit: Annotated[int | None, Option(help="Problems of each task.")] = None,
-    fewshot: Annotated[int | None, Option(help="Solved examples before each problem.")] = None,
-    chat: Chat = False,
-    batch_size: Annotated[int, Option(help="Problems that run together.")] = 1,
-    budgets: Budgets = None,
-    block_size: BlockSize = None,
-    feed: Feed = "steps",
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    parallel: Parallel = None,
-    json: Json = False,
+    tasks: str,
+    methods: str = "full",
+    include_path: Path | None = None,
+    limit: int | None = None,
+    fewshot: int | None = None,
+    chat: bool = False,
+    batch_size: int = 1,
+    budgets: list[str] | None = None,
+    block_size: int | None = None,
+    feed: str = "steps",
+    model: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    parallel: str | None = None,
+    json: bool = False,
 ) -> None:
     """Evaluate on tasks of lm-evaluation-harness, which the extra eval installs.
 

@@ -2,20 +2,11 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from typer import Option
 
 from kvlab.fast.lab.commands.options import (
-    BlockSize,
-    Device,
-    Dtype,
-    Json,
-    MaxNewTokens,
-    Model,
-    Prompt,
-    PromptFile,
     check_output,
     load_model,
     load_tokenizer,
@@ -34,18 +25,16 @@ if TYPE_CHECKING:
 
 
 def generate(
-    method: Annotated[str, Option(help="Registry syntax; see kvlab methods.")] = "full",
-    budget: Annotated[
-        str | None, Option(help="Entries, or percent of prompt and --max-new-tokens together.")
-    ] = None,
-    prompt: Prompt = None,
-    prompt_file: PromptFile = None,
-    max_new_tokens: MaxNewTokens = 128,
-    block_size: BlockSize = None,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    json: Json = False,
+    method: str = "full",
+    budget: str | None = None,
+    prompt: str | None = None,
+    prompt_file: Path | None = None,
+    max_new_tokens: int = 128,
+    block_size: int | None = None,
+    model: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    json: bool = False,
 ) -> None:
     """Continue a text under a method, and print what it kept and how fast it was."""
     check_at_least(1, max_new_tokens=max_new_tokens, block_size=block_size)
@@ -110,23 +99,16 @@ def _kibibytes(count: int) -> str:
 
 
 def trace(
-    output: Annotated[Path, Option("--output", "-o", help="File to write.")] = Path("trace.npz"),
-    layers: Annotated[
-        str | None, Option(help="Layers to record, as in '0,3'; default: all.")
-    ] = None,
-    dtype: Annotated[
-        str, Option(help="Number format of the arrays: float16, float32 or float64.")
-    ] = "float32",
-    model: Model = None,
-    device: Device = None,
-    prompt: Prompt = None,
-    prompt_file: PromptFile = None,
-    max_new_tokens: MaxNewTokens = 128,
-    statistics: Annotated[
-        bool,
-        Option("--statistics", help="Write statistics of the queries alone, as safetensors."),
-    ] = False,
-    json: Json = False,
+    output: Path = Path("trace.npz"),
+    layers: str | None = None,
+    dtype: str = "float32",
+    model: str | None = None,
+    device: str | None = None,
+    prompt: str | None = None,
+    prompt_file: Path | None = None,
+    max_new_tokens: int = 128,
+    statistics: bool = False,
+    json: bool = False,
 ) -> None:
     """Record what every layer sees while a model writes with the full cache."""
     check_at_least(1, max_new_tokens=max_new_tokens)

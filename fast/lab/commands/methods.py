@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from typer import Argument, Option
-
-from kvlab.fast.lab.commands.options import Json, Problems, ReferenceModel, Seed, Threshold
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Table, layout
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
@@ -19,11 +16,9 @@ from kvlab.reference.simulator.observed import recurrence as sum_up
 
 
 def methods(
-    name: Annotated[str | None, Argument(help="A method; without it, all are listed.")] = None,
-    divergences: Annotated[
-        bool, Option("--divergences", help="Where paper, code and ports differ.")
-    ] = False,
-    json: Json = False,
+    name: str | None = None,
+    divergences: bool = False,
+    json: bool = False,
 ) -> None:
     """List methods, their options and variants, or the divergences of one."""
     method = None if name is None else registry.base_name(name)
@@ -70,12 +65,12 @@ def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def recurrence(
-    problems: Problems = 20,
-    task: Annotated[str | None, Option(help="Default: what the model solves.")] = None,
-    seed: Seed = 0,
-    threshold: Threshold = 0.01,
-    model: ReferenceModel = None,
-    json: Json = False,
+    problems: int = 20,
+    task: str | None = None,
+    seed: int = 0,
+    threshold: float = 0.01,
+    model: Path | None = None,
+    json: bool = False,
 ) -> None:
     """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
     name = str(model or "reasoner")

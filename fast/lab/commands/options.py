@@ -1,13 +1,16 @@
-"""Options that several commands have, each stated once; what they hold, and how it is refused."""
+"""The options of the commands: what each is stands in ``options.toml``; here, what it may hold."""
 
+import inspect
 import os
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Callable, Iterable
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_origin
 
-from typer import Option
+from typer import Argument, Option
 
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.files import folder_of
@@ -20,56 +23,28 @@ from kvlab.reference.selection import budget_entries
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-METHODS = Option("--methods", "--method", help="Registry syntax, separated by ';' or blanks.")
-Methods = Annotated[str, METHODS]
-Budgets = Annotated[
-    list[str] | None,
-    Option(
-        "--budgets", "--budget", help="Entries or percent, separated by commas; may be repeated."
-    ),
-]
-Controls = Annotated[
-    bool,
-    Option(
-        help="Run the matched controls, too: random eviction under each method's own protection, "
-        "schedule and budget."
-    ),
-]
-BlockSize = Annotated[
-    int | None, Option(help="Read prompts in blocks of so many tokens; default: at once.")
-]
-Feed = Annotated[
-    str,
-    Option(
-        help="How tokens are rated: fed one by one as if written (steps), or as a prompt (blocks)."
-    ),
-]
 Workers = Annotated[int, Option(min=1, help="Processes.")]
 PROCESSORS = os.cpu_count() or 1
-Problems = Annotated[int, Option(help="Held-out problems.")]
-Seed = Annotated[int, Option(help="Seed of the held-out problems.")]
-Threshold = Annotated[float, Option(help="Attention that counts as an activation.")]
-ReferenceModel = Annotated[Path | None, Option(help="Short name (kvlab models list) or directory.")]
-Model = Annotated[
-    str | None,
-    Option(help="Short name (kvlab models list), directory, or owner/name@revision on the hub."),
-]
-Device = Annotated[
-    str | None,
-    Option(
-        help="Device, as PyTorch names it; default: a GPU if there is one. compare, needle and "
-        "perplexity share out several, which commas separate, to processes."
-    ),
-]
-Dtype = Annotated[str, Option(help="auto, float64, float32, bfloat16 or float16.")]
-Parallel = Annotated[str | None, Option(help="layers: over all devices.")]
-Chat = Annotated[bool, Option("--chat", help="Apply the chat template.")]
-Prompt = Annotated[
-    str | None, Option(help="Text to continue; default, without --model: a problem.")
-]
-PromptFile = Annotated[Path | None, Option(help="UTF-8 file with the text to continue.")]
-MaxNewTokens = Annotated[int, Option(help="Tokens to write at most.")]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+
+
+def described(command: Callable[..., None]) -> Callable[..., None]:
+    """Let the options of a command be what ``options.toml`` says, and return the command."""
+    text = files("kvlab.fast.lab.commands").joinpath("options.toml").read_text(encoding="utf-8")
+    said = tomllib.loads(text)
+    known = said["every"] | said.get(command.__name__, {})
+    signature = inspect.signature(command, eval_str=True)
+    parameters = []
+    for name, each in signature.parameters.items():
+        if get_origin(each.annotation) is not Annotated:
+            how = known[name] if isinstance(known[name], dict) else {"help": known[name]}
+            make = Argument if how.get("argument") else Option
+            limits = {limit: how[limit] for limit in ("min", "max") if limit in how}
+            option = make(*how.get("names", ()), help=how["help"], **limits)
+            each = each.replace(annotation=Annotated[each.annotation, option])
+        parameters.append(each)
+    setattr(command, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
+    return command
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Option
 
 from kvlab.fast.lab import planning
-from kvlab.fast.lab.commands.options import BlockSize, Json, Methods, read_methods
+from kvlab.fast.lab.commands.options import read_methods
 from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import RowPrinter, finish, reporting
@@ -20,18 +20,14 @@ def plan(
         str, Option(help=f"config.json, its directory, or one of {', '.join(SHAPES)}.")
     ] = "llama-3.1-8b",
     gpu: Annotated[str, Option(help=f"One of {', '.join(HARDWARE)}.")] = "h200",
-    methods: Methods = "full streaming_llm h2o tova caote:h2o lazy_eviction kivi desirekv",
-    budget: Annotated[
-        str, Option(help="Entries, or percent of prompt and length together.")
-    ] = "25%",
-    prompt: Annotated[int, Option(help="Tokens given.")] = 512,
-    length: Annotated[int, Option(help="Tokens written.")] = 16384,
-    batch: Annotated[int | None, Option(help="Sequences at once; default: as many as fit.")] = None,
-    host: Annotated[
-        float, Option(help="Microseconds of the host per kernel; 0: CUDA graphs.")
-    ] = 0.0,
-    block_size: BlockSize = None,
-    json: Json = False,
+    methods: str = "full streaming_llm h2o tova caote:h2o lazy_eviction kivi desirekv",
+    budget: str = "25%",
+    prompt: int = 512,
+    length: int = 16384,
+    batch: int | None = None,
+    host: float = 0.0,
+    block_size: int | None = None,
+    json: bool = False,
 ) -> None:
     """Plan memory and time of a model under methods; nothing is run."""
     check_at_least(0, host=host)

@@ -4,17 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from kvlab.fast.lab import simulation
 from kvlab.fast.lab.commands.options import (
     PROCESSORS,
-    BlockSize,
-    Budgets,
-    Json,
-    Methods,
-    Threshold,
-    Workers,
     read_budgets,
     read_methods,
 )
@@ -26,11 +20,9 @@ from kvlab.reference.simulator.trace import load_trace
 
 
 def simulate(
-    trace: Annotated[Path, Argument(help="Trace, as `kvlab trace` writes it.")],
-    methods: Methods = "streaming_llm tova h2o caote:h2o lazy_eviction@window=16,threshold=0.01",
-    gap: Annotated[
-        int, Option(help="Tokens without activation before an entry regains importance.")
-    ] = 16,
+    trace: Path,
+    methods: str = "streaming_llm tova h2o caote:h2o lazy_eviction@window=16,threshold=0.01",
+    gap: int = 16,
     exact: Annotated[
         bool | None,
         Option(
@@ -38,11 +30,11 @@ def simulate(
             help=f"Find the best keep sets, or bound them; default: exact up to {EXACT} tokens.",
         ),
     ] = None,
-    budgets: Budgets = None,
-    block_size: BlockSize = None,
-    threshold: Threshold = 0.01,
-    workers: Workers = PROCESSORS,
-    json: Json = False,
+    budgets: list[str] | None = None,
+    block_size: int | None = None,
+    threshold: float = 0.01,
+    workers: int = PROCESSORS,
+    json: bool = False,
 ) -> None:
     """Ask what methods would have kept of a recorded generation, and what that would have cost.
 

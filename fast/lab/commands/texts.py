@@ -3,22 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Any
 
 from kvlab.fast.lab.commands.compare import print_gains, run_shown
 from kvlab.fast.lab.commands.options import (
-    Budgets,
-    Chat,
-    Controls,
-    Device,
-    Dtype,
-    Feed,
-    Json,
-    Methods,
-    Model,
-    Parallel,
     check_output,
     load_tokenizer,
     read_budgets,
@@ -46,54 +34,27 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import reasoning
 
-Text = Annotated[
-    Path | None,
-    Option(
-        help="UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."
-    ),
-]
-BatchSize = Annotated[
-    int | None,
-    Option(help="Texts that are read together; default: 1; problems of embedded models: 32."),
-]
-Pairs = Annotated[str, Option(help="Methods to test, as in 'h2o tova; h2o raas'.")]
-
 DEFINED = "reasoning"
 """The task whose definitions are needles."""
 
 
 def perplexity(
-    methods: Methods = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova",
-    window: Annotated[
-        int | None,
-        Option(help="Tokens of the text that are read with one cache; default: 4096."),
-    ] = None,
-    prompt: Annotated[
-        int | None,
-        Option(help="Tokens at the start of a window that are not rated; default: 1."),
-    ] = None,
-    windows: Annotated[
-        int | None,
-        Option(help="Windows to read; default: all; problems of embedded models: 50."),
-    ] = None,
-    block_size: Annotated[
-        int | None,
-        Option(
-            help="Tokens of a block; default: at most 128, for the problems 16, so that at least "
-            "90 % of the tokens that can be rated after an eviction are."
-        ),
-    ] = None,
-    feed: Feed = "blocks",
-    text: Text = None,
-    batch_size: BatchSize = None,
-    pairs: Pairs = "",
-    budgets: Budgets = None,
-    controls: Controls = True,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    parallel: Parallel = None,
-    json: Json = False,
+    methods: str = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova",
+    window: int | None = None,
+    prompt: int | None = None,
+    windows: int | None = None,
+    block_size: int | None = None,
+    feed: str = "blocks",
+    text: Path | None = None,
+    batch_size: int | None = None,
+    pairs: str = "",
+    budgets: list[str] | None = None,
+    controls: bool = True,
+    model: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    parallel: str | None = None,
+    json: bool = False,
 ) -> None:
     """Measure the perplexity of a text under methods, against the full cache (CAOTE Table 4).
 
@@ -130,32 +91,24 @@ def perplexity(
 
 
 def needle(
-    methods: Methods = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova",
-    lengths: Annotated[
-        str | None,
-        Option(
-            help="Tokens of a prompt in a text, separated by commas; default: 512,1024,2048,4096."
-        ),
-    ] = None,
-    depths: Annotated[
-        int,
-        Option(help="Depths of needles, evenly spaced from the start of a text to its end."),
-    ] = 5,
-    trials: Annotated[int, Option(help="Needles at each depth in each length.")] = 10,
-    seed: Annotated[int, Option(help="Seed of needles and problems.")] = 0,
-    chat: Chat = False,
-    block_size: Annotated[int, Option(help="Read prompts in blocks of so many tokens.")] = 128,
-    heat_map: Annotated[Path, Option(help="SVG to write.")] = Path("kvlab-report/needle.svg"),
-    text: Text = None,
-    batch_size: BatchSize = None,
-    pairs: Pairs = "",
-    budgets: Budgets = None,
-    controls: Controls = True,
-    model: Model = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    parallel: Parallel = None,
-    json: Json = False,
+    methods: str = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova",
+    lengths: str | None = None,
+    depths: int = 5,
+    trials: int = 10,
+    seed: int = 0,
+    chat: bool = False,
+    block_size: int = 128,
+    heat_map: Path = Path("kvlab-report/needle.svg"),
+    text: Path | None = None,
+    batch_size: int | None = None,
+    pairs: str = "",
+    budgets: list[str] | None = None,
+    controls: bool = True,
+    model: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    parallel: str | None = None,
+    json: bool = False,
 ) -> None:
     """Search needles over depth and length, and draw what was found (CAOTE Fig. 2, Table 5).
 

@@ -2,20 +2,9 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
-
-from typer import Argument, Option
 
 from kvlab.fast.lab import viewing
 from kvlab.fast.lab.commands.options import (
-    BlockSize,
-    Json,
-    MaxNewTokens,
-    Methods,
-    Prompt,
-    PromptFile,
-    ReferenceModel,
-    Threshold,
     check_output,
     read_methods,
     read_prompt,
@@ -30,40 +19,23 @@ from kvlab.reference.simulator.recorder import MOST_VALUES
 
 
 def view(
-    output: Annotated[Path, Argument(help="HTML file to write.")] = Path("view.html"),
-    methods: Methods = (
+    output: Path = Path("view.html"),
+    methods: str = (
         "h2o caote:h2o lazy_eviction@window=16,threshold=0.01 tova streaming_llm "
         "ahakv@recent=16 kivi@key_bits=8,value_bits=4,residual=32 "
         "ddks@interval=32,selector=8,group=32 full"
     ),
-    budget: Annotated[
-        str, Option(help="Entries, or percent of what the full cache holds in the end.")
-    ] = "70%",
-    trace: Annotated[
-        Path | None,
-        Option(help="Trace of any model; its text is shown. --model then names its tokenizer."),
-    ] = None,
-    problem: Annotated[
-        int,
-        Option(
-            min=0,
-            max=9999,
-            help="If no prompt: number of the problem to read, a program or a novel's needle.",
-        ),
-    ] = 0,
-    max_new_tokens: MaxNewTokens = 192,
-    most_values: Annotated[
-        int,
-        Option(
-            help="Most entries in the snapshots of a method; more makes the page finer and larger."
-        ),
-    ] = MOST_VALUES // 4,
-    model: ReferenceModel = None,
-    prompt: Prompt = None,
-    prompt_file: PromptFile = None,
-    block_size: BlockSize = None,
-    threshold: Threshold = 0.01,
-    json: Json = False,
+    budget: str = "70%",
+    trace: Path | None = None,
+    problem: int = 0,
+    max_new_tokens: int = 192,
+    most_values: int = MOST_VALUES // 4,
+    model: Path | None = None,
+    prompt: str | None = None,
+    prompt_file: Path | None = None,
+    block_size: int | None = None,
+    threshold: float = 0.01,
+    json: bool = False,
 ) -> None:
     """Show token by token what methods keep, in one page that needs no network."""
     specs = read_methods(methods)

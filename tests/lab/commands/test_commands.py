@@ -93,7 +93,7 @@ def test_every_option_that_takes_a_value_refuses_one(name):
 
 def test_control_characters_are_shown_not_obeyed(refusal, capfd):
     assert "\\x1b[31m" in refusal("generate", "--method", "\x1b[31m")
-    print_table(Table(("model",), [("\x1b[2J",)]), "\x1b[2J")
+    print_table(Table(("model",), [("\x1b[2J",)], title="\x1b[2J"))
     assert "\x1b" not in capfd.readouterr().out
 
 
