@@ -36,16 +36,9 @@ WORDS = 25
 LINES = 40
 """Lines of a table on one page; longer ones have parts."""
 WITH_INTERVAL = re.compile(r"([+−]?[\d.]+) (\(.*\))(.*)")
-BOOKTABS = TableFormat(
-    lineabove=Line(r"\toprule", "", "", ""),
-    linebelowheader=Line(r"\midrule", "", "", ""),
-    linebetweenrows=None,
-    linebelow=Line(r"\bottomrule", "", "", ""),
-    headerrow=DataRow("", " & ", r" \tabularnewline"),
-    datarow=DataRow("", " & ", r" \tabularnewline"),
-    padding=0,
-    with_header_hide=None,
-)
+ROW = DataRow("", " & ", r" \tabularnewline")
+TOP, MIDDLE, BOTTOM = (Line(rf"\{each}rule", "", "", "") for each in ("top", "mid", "bottom"))
+BOOKTABS = TableFormat(TOP, MIDDLE, None, BOTTOM, ROW, ROW, padding=0, with_header_hide=None)
 
 
 def escape_latex(text: str) -> str:

@@ -29,17 +29,9 @@ from tabulate import tabulate as lay_out
 MISSING = "–"
 LONG = 32
 """In a terminal, columns of figures break into lines only if a cell has more characters."""
-MARKDOWN = TableFormat(
-    lineabove=None,
-    linebelowheader=None,
-    linebetweenrows=None,
-    linebelow=None,
-    headerrow=DataRow("| ", " | ", " |"),
-    datarow=DataRow("| ", " | ", " |"),
-    padding=0,
-    with_header_hide=None,
-)
-"""Without padding, so that a cell that changes changes one line."""
+ROW = DataRow("| ", " | ", " |")
+MARKDOWN = TableFormat(None, None, None, None, ROW, ROW, padding=0, with_header_hide=None)
+"""No lines yet, rows of head and body, and no padding, so that a cell changes only its line."""
 
 
 class Bold(NamedTuple):
@@ -273,6 +265,16 @@ def layout(name: str) -> Layout:
         for each in own["columns"]
     ]
     return Layout(columns, own.get("words", 1), own.get("means", ()))
+
+
+def plain(name: str, row: Any) -> dict[str, Any]:
+    """Return a row as plain data, under names that ``tables.toml`` has."""
+    found = {}
+    for key, wanted in stored()["plain"][name].items():
+        path, scale = (wanted, 1) if isinstance(wanted, str) else wanted
+        value = value_of(row, path)
+        found[key] = value if value is None or scale == 1 else scale * value
+    return found
 
 
 def sentences(name: str, **said: Any) -> list[str]:

@@ -44,6 +44,7 @@ from kvlab.fast.lab.tables import (
     Table,
     counted,
     layout,
+    plain,
 )
 from kvlab.reference.outside import OUTSIDE
 
@@ -62,9 +63,14 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     write_html(report, path.with_suffix(".html"))
     write_markdown(report, path.with_suffix(".md"))
     write_latex(report, path.with_suffix(".tex"))
-    _write_csv(_point_rows(summaries), path.with_suffix(".csv"))
-    for kind in ("tests", "gains"):
-        _write_csv(_test_rows(summaries, kind), path.with_name(f"{NAME}-{kind}.csv"))
+    rows = {"": [], "-tests": [], "-gains": []}
+    for each in summaries:
+        where = {"model": each.model, "task": each.task}
+        rows[""] += [where | point.plain() for point in (*each.points, *each.controls)]
+        rows["-tests"] += [where | plain("test", test) for test in each.tests]
+        rows["-gains"] += [where | plain("test", test) for test in each.gains]
+    for kind, own in rows.items():
+        _write_csv(own, path.with_name(f"{NAME}{kind}.csv"))
     content = json.dumps(to_json(stored, summaries), indent=1, default=vars)
     write_text(path.with_suffix(".json"), f"{content}\n")
     return summaries
@@ -79,29 +85,6 @@ def write_comparison(found: Results, path: Path) -> None:
     write_html([Heading(title, 1), *shown, where], path)
 
 
-def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
-    return [
-        {"model": each.model, **point.plain()}
-        for each in summaries
-        for point in (*each.points, *each.controls)
-    ]
-
-
-def _test_rows(summaries: Sequence[TaskSummary], kind: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "model": each.model,
-            "task": each.task,
-            **{name: value for name, value in vars(test).items() if name != "difference"},
-            "difference": test.difference.mean,
-            "difference_low": test.difference.low,
-            "difference_high": test.difference.high,
-        }
-        for each in summaries
-        for test in getattr(each, kind)
-    ]
-
-
 def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
     if not rows:  # no pairs were named
         path.unlink(missing_ok=True)
@@ -112,25 +95,13 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
         writer.writerows(rows)
 
 
-REPORTED = (
-    *("method", "budget", "refusal", "failed", "after_eviction", "holds_budget", "problems"),
-    *("solved", "interval", "perplexity", "perplexity_interval", "gap", "nats"),
-    *("measured", "peak_entries"),
-    *("seconds_per_token", "until_rejected", "steps_after_eviction"),
-)
-
-
 def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any]:
     """Return plain data: all figures, and what it takes to run the sweep again."""
     tasks = []
     for each in summaries:
-        points = {
-            kind: [
-                {name: getattr(point, name) for name in REPORTED} for point in getattr(each, kind)
-            ]
-            for kind in ("points", "controls")
-        }
-        tasks.append({**vars(each), **points})
+        points = [plain("reported", point) for point in each.points]
+        controls = [plain("reported", point) for point in each.controls]
+        tasks.append(vars(each) | {"points": points, "controls": controls})
     return {
         "sweep": to_plain(stored.plan.sweep),
         "run": {**stored.run, "outside": stored.plan.outside},

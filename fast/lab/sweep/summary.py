@@ -23,7 +23,7 @@ from kvlab.fast.lab.evaluate.statistics import (
 from kvlab.fast.lab.points import After, MeasuredRow, all_of, marked_budget
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import Job, Plan
-from kvlab.fast.lab.tables import stored, value_of
+from kvlab.fast.lab.tables import plain
 
 FULL = "full"
 PRESENT = partial(is_not, None)
@@ -87,22 +87,6 @@ class Point(MeasuredRow):
     def estimates(self) -> Mapping[str, Interval | float | None]:
         """The mean of each of `MEASURED`, with its interval where there is one."""
         return {**self.means, **self.measured}
-
-    @property
-    def entries(self) -> float | None:
-        """Mean of the most entries, as `most_entries` says."""
-        return self.mean("entries")
-
-    @property
-    def bits(self) -> float | None:
-        """Mean bits per element of the full cache."""
-        return self.mean("average_bits")
-
-    @property
-    def kilobytes(self) -> float | None:
-        """Mean of the most KiB of keys and values."""
-        nbytes = self.mean("nbytes")
-        return None if nbytes is None else nbytes / 1024
 
     @cached_property
     def measured(self) -> Mapping[str, Interval]:
@@ -206,17 +190,9 @@ class Point(MeasuredRow):
             return None
         return Interval(fmean(seconds), min(seconds), max(seconds))
 
-    @property
-    def milliseconds_per_token(self) -> Interval | None:
-        """The same in milliseconds."""
-        seconds = self.seconds_per_token
-        return (
-            None if seconds is None else Interval(*[1000 * each for each in vars(seconds).values()])
-        )
-
     def plain(self) -> dict[str, Any]:
         """Return what was found as plain data; the figures are means."""
-        return {name: value_of(self, path) for name, path in stored()["plain"].items()}
+        return plain("point", self)
 
 
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
