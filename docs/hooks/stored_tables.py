@@ -5,11 +5,10 @@ from typing import Any
 
 from mkdocs.exceptions import PluginError
 
-from kvlab.fast.lab.commands.engines import INSIDE
 from kvlab.fast.lab.evaluate.controls import gains_table
 from kvlab.fast.lab.points import After
 from kvlab.fast.lab.sweep.summary import main_measure
-from kvlab.fast.lab.tables import Table, tabulate
+from kvlab.fast.lab.tables import Table, layout
 from study import map as study_map
 from study.stored import stored_file, stored_summary
 
@@ -37,11 +36,9 @@ def needles(short: str, long: str) -> Table:
 
 def agreement(file: str) -> Table:
     """List in how many tokens an engine agrees with kvlab's specifications, as it was checked."""
-    rows = [
-        row | {"after_eviction": After(**row["after_eviction"])}
-        for row in stored_file(file)["rows"]
-    ]
-    return tabulate(rows, INSIDE)
+    known = ({"reference": None} | row for row in stored_file(file)["rows"])
+    rows = [row | {"after_eviction": After(**row["after_eviction"])} for row in known]
+    return layout("plugin").table(rows)
 
 
 TABLES = {

@@ -219,7 +219,7 @@ class Layout:
         """Make a table of dataclasses or dictionaries; notes tell the ``refusal`` of a row."""
         cells, notes = [], []
         for row in rows:
-            cells.append([column.cell(row) for column in self.columns])
+            cells.append(tuple([column.cell(row) for column in self.columns]))
             if (why := refusal(row)) is not None:
                 known = takewhile(lambda text: text != MISSING, map(text_of, cells[-1]))
                 notes.append(f"{' '.join(filter(None, known))}: {why}")

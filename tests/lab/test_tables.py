@@ -49,7 +49,7 @@ def test_shares_are_in_percent_and_numbers_have_few_digits():
     for table, name in (("needles", "found"), ("compare", "solved")):
         (column,) = (each for each in layout(table).columns if each.name == name)
         rows = tabulate([SimpleNamespace(interval=Interval(0.82, 0.61, 0.93))], [column]).rows
-        assert (column.heading[-3:], rows) == (", %", [["82 (61–93)"]])
+        assert (column.heading[-3:], rows) == (", %", [("82 (61–93)",)])
     assert [_shown(x) for x in (0.9998493790626526, 50.0, 1234567, None)] == [
         *("0.9998", "50", "1,234,567", "–")
     ]
@@ -64,9 +64,9 @@ def terminal(table, width=100):
 
 def test_columns_say_what_a_cell_holds():
     assert tabulate(ROWS, COLUMNS).rows == [
-        ["h2o", Bold("0.50"), "7 KiB"],
-        ["tova", "–", "12 KiB"],
-        ["raas", "–", "–"],
+        ("h2o", Bold("0.50"), "7 KiB"),
+        ("tova", "–", "12 KiB"),
+        ("raas", "–", "–"),
     ]
     dictionaries = [vars(row) for row in ROWS]
     columns = (Column("method"), Column("error", format=".2f"))

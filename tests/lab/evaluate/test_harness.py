@@ -200,7 +200,7 @@ def test_a_row_prints_its_figures_or_why_there_are_none():
     ran = harness.EvaluatedRow(method="h2o", budget="60%", figures=(figure,))
     refused = harness.EvaluatedRow(method="tova", budget="60%", refusal="too small")
     table = layout("eval").table([*harness.printed(ran), *harness.printed(refused)])
-    assert table.rows[0] == ["h2o", "60%", "sums", "match", "none", "0.500", "–", "0 % ∅"]
+    assert table.rows[0] == ("h2o", "60%", "sums", "match", "none", "0.500", "–", "0 % ∅")
     assert table.notes == ["tova 60%: too small"]
 
 

@@ -306,7 +306,7 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
     table = gains_table(gains, BY_SOLVED)
     assert table.notes == ["At no budget significantly better than their controls: none"]
     assert table.columns == ["gain over the control", "50", "60"]
-    assert table.rows[0][:1] == ["h2o"] and isinstance(table.rows[0][1], Bold)
+    assert table.rows[0][:1] == ("h2o",) and isinstance(table.rows[0][1], Bold)
     assert table.rows[0][1].text.startswith("+52.5 (+") and table.rows[0][2].endswith(" ≈")
     (summary,) = summarise(stored)
     for own, shown in (((gains[1],), "50.0 (35.2–64.8) ≈"), ((), Bold("50.0 (35.2–64.8)"))):
