@@ -1,13 +1,12 @@
 """``kvlab sweep`` and ``kvlab report``: many comparisons that survive being killed."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
 from kvlab.fast.lab.commands.options import Json, check_output, read_methods, say, say_notes
-from kvlab.fast.lab.tables import counted
+from kvlab.fast.lab.tables import Table, counted
 from kvlab.fast.lab.terminal import (
     errors,
     print_json,
@@ -130,7 +129,7 @@ def report(
     if json:
         print_json(reporting.to_json(stored, summaries))
         return
-    for each in summaries:
-        table = reporting.accuracy_table(each)
-        print_table(replace(table, title=f"{each.task}, model {each.model}"))
+    for each in reporting.told_once(map(reporting.accuracy_table, summaries)):
+        if isinstance(each, Table):
+            print_table(each)
     print_line(f"report: {place / reporting.NAME}.html")

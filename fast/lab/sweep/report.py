@@ -211,7 +211,8 @@ def accuracy_table(each: TaskSummary) -> Table:
         if any(budget == at for _, budget in found):
             value = partial(_found_at, found, at)
             columns.append(replace(cell, heading=text, value=value))
-    return Layout(columns).table(dict.fromkeys(method for method, _ in found))
+    title = f"{each.task}, model {each.model}"
+    return Layout(columns).table(dict.fromkeys(method for method, _ in found), title)
 
 
 def _found_at(found: Mapping[tuple[str, Any], Cell], budget: int | None, method: str) -> Cell:

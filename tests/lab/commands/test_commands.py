@@ -13,8 +13,7 @@ import pytest
 import typer
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.tables import Table
-from kvlab.fast.lab.terminal import print_table
+from kvlab.fast.lab.commands import options
 from support.sampling import slow
 
 
@@ -35,6 +34,14 @@ def test_help_names_every_option(name, printed):
     for option in command.params:
         assert option.help, option.name
         assert option.param_type_name == "argument" or option.opts[0] in shown
+
+
+def test_what_is_said_of_options_is_said_of_an_option():
+    said = tomllib.loads(Path(options.__file__).with_name("options.toml").read_text("utf-8"))
+    named = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
+    assert said.pop("every").keys() <= set().union(*named.values())
+    for name, own in said.items():
+        assert own.keys() <= named["eval" if name == "evaluate" else name], name
 
 
 def test_the_version_is_that_of_the_package(printed):
@@ -91,10 +98,8 @@ def test_every_option_that_takes_a_value_refuses_one(name):
             assert any({*option.opts} & {*words} for words in typed), option.opts
 
 
-def test_control_characters_are_shown_not_obeyed(refusal, capfd):
+def test_control_characters_are_shown_not_obeyed(refusal):
     assert "\\x1b[31m" in refusal("generate", "--method", "\x1b[31m")
-    print_table(Table(("model",), [("\x1b[2J",)], title="\x1b[2J"))
-    assert "\x1b" not in capfd.readouterr().out
 
 
 # --- the data that they print --------------------------------------------------------------------

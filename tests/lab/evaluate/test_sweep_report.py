@@ -163,12 +163,6 @@ def test_signs_are_flipped_by_hand():
     assert sign_flips(drawn + 1) < 0.001 < 0.2 < sign_flips(drawn - drawn.mean() + 0.1)
 
 
-def test_the_interval_of_a_mean_holds_it():
-    found = mean_interval([1.0, 2.0, 3.0, 6.0])
-    assert found.low < found.mean == 3.0 < found.high
-    assert mean_interval([2.0, 2.0]) == Interval(2.0, 2.0, 2.0)
-
-
 # --- summary -------------------------------------------------------------------------------------
 
 
