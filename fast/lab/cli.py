@@ -30,9 +30,9 @@ class _Commands(Stoppable, TyperGroup):
 app = typer.Typer(
     cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-for command in (compare, methods, recurrence, generate, trace, view, simulate, plan):
+for command in (compare, methods, recurrence, generate, trace, view, simulate, plan, prove):
     app.command()(described(command))
-for command in (prove, sweep, report):
+for command in (sweep, report):
     app.command()(command)
 for command in (perplexity, needle):
     app.command()(described(command))

@@ -138,7 +138,10 @@ def _in_lines(cell: Cell) -> Cell:
 
 def _in_a_cell(text: str) -> str:
     first, *below = map(escape_latex, text.split("\n"))
-    lines = [first, *(rf"{{\scriptsize {each}}}" if each[0] == "(" else each for each in below)]
+    lines = [
+        first,
+        *(rf"{{\scriptsize {each}}}" if each.startswith("(") else each for each in below),
+    ]
     inside = r" \\ ".join(lines)
     return rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{inside}\end{{tabular}}" if below else first
 

@@ -5,11 +5,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from kvlab.fast.lab.commands.options import (
-    read_budgets,
-    read_methods,
-    words,
-)
+from kvlab.fast.lab.commands.options import read_budgets, read_methods, words
 from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import RowPrinter, finish, print_aside, results_only

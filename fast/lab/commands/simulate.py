@@ -7,11 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from kvlab.fast.lab import simulation
-from kvlab.fast.lab.commands.options import (
-    PROCESSORS,
-    read_budgets,
-    read_methods,
-)
+from kvlab.fast.lab.commands.options import PROCESSORS, read_budgets, read_methods
 from kvlab.fast.lab.steps import kept_steps
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import finish, print_table, reporting

@@ -19,14 +19,7 @@ from kvlab.fast.lab.evaluate.own import passage
 from kvlab.fast.lab.evaluate.pairs import Measure, check_pairs, paired_tests, table_of_tests
 from kvlab.fast.lab.points import MeasuredRow
 from kvlab.fast.lab.sweep.design import Sweep
-from kvlab.fast.lab.sweep.summary import (
-    FULL,
-    LOSS,
-    SOLVED,
-    TaskSummary,
-    joined,
-    pooled,
-)
+from kvlab.fast.lab.sweep.summary import FULL, LOSS, SOLVED, TaskSummary, joined, pooled
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import finish, print_caption, print_table
 from kvlab.fast.models import model_location

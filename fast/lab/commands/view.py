@@ -4,11 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvlab.fast.lab import viewing
-from kvlab.fast.lab.commands.options import (
-    check_output,
-    read_methods,
-    read_prompt,
-)
+from kvlab.fast.lab.commands.options import check_output, read_methods, read_prompt
 from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import RowPrinter, finish, reporting, working

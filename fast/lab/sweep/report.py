@@ -15,15 +15,7 @@ from kvlab.fast.lab.evaluate.pairs import table_of_tests
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.latex import write_latex
 from kvlab.fast.lab.points import NOTHING, budget_mark
-from kvlab.fast.lab.reports import (
-    Block,
-    Code,
-    Drawing,
-    Heading,
-    Text,
-    write_html,
-    write_markdown,
-)
+from kvlab.fast.lab.reports import Block, Code, Drawing, Heading, Text, write_html, write_markdown
 from kvlab.fast.lab.sweep.curves import DRAWN, FRONT, QUALITIES, over_budget, over_memory
 from kvlab.fast.lab.sweep.design import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import (
@@ -35,17 +27,7 @@ from kvlab.fast.lab.sweep.summary import (
     main_measure,
     summarise,
 )
-from kvlab.fast.lab.tables import (
-    MISSING,
-    Bold,
-    Cell,
-    Column,
-    Layout,
-    Table,
-    counted,
-    layout,
-    plain,
-)
+from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Layout, Table, counted, layout, plain
 from kvlab.reference.outside import OUTSIDE
 
 if TYPE_CHECKING:

@@ -40,8 +40,9 @@ def test_what_is_said_of_options_is_said_of_an_option():
     said = tomllib.loads(Path(options.__file__).with_name("options.toml").read_text("utf-8"))
     named = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
     assert said.pop("every").keys() <= set().union(*named.values())
+    called = {"evaluate": "eval", "get": "models get"}
     for name, own in said.items():
-        assert own.keys() <= named["eval" if name == "evaluate" else name], name
+        assert own.keys() <= named[called.get(name, name)], name
 
 
 def test_the_version_is_that_of_the_package(printed):
