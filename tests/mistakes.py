@@ -1,4 +1,4 @@
-"""``python tests/mistakes.py [WORDS]`` plants the mistakes of the tables: see `support.mistakes`."""
+"""Plant the mistakes: ``python tests/mistakes.py [WORDS]``, see `support.mistakes`."""
 
 import sys
 
