@@ -6,10 +6,9 @@ Axes are those of `kvlab.reference.notation`.
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.checks import check_choice
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Bool, Float, Int
 
 GroupReduction = Literal["mean", "max", "sum"]
 

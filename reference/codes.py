@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Shaped, UInt8
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float, Shaped, UInt8
 
 Parts = tuple[Shaped[Array, "rows _"], ...]
 """What is stored of some vectors: packed codes first, then scales or norms."""

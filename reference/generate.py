@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.attention import group_heads
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult, apply_together, empty_cache, look, step

@@ -10,12 +10,9 @@ from math import ceil
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_protected
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import Array, Float, Int, Marks, Observation, Scores, State
 from kvlab.reference.policy import Around, Budget, Edges, Policy, Protect, Score
 from kvlab.reference.selection import rank
 

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, advance, choose, log_softmax, prefill
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Bool, Float
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer

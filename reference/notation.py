@@ -18,7 +18,11 @@ scores and per-entry state ``[G, n]``. ``B`` is a budget in entries, ``W`` an ob
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool as Bool
+from jaxtyping import Float as Float
+from jaxtyping import Int as Int
+from jaxtyping import Shaped as Shaped
+from jaxtyping import UInt8 as UInt8
 
 Array = np.ndarray
 """An array of the reference: float64, integers or booleans, for one sequence."""

@@ -1,14 +1,22 @@
-"""What one block of queries sees in one layer, its place in the text, and what a score reads."""
+"""What one block of queries sees in one layer, its place in the text, and what a score reads.
+
+The file of a method imports from here all that its score is given and returns.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from kvlab.reference.attention import logits
-from kvlab.reference.notation import Array
+from kvlab.reference.cache import Column as Column
+from kvlab.reference.cache import State as State
+from kvlab.reference.notation import Array, Float, Int
+from kvlab.reference.notation import Bool as Bool
+from kvlab.reference.notation import KeepSet as KeepSet
+from kvlab.reference.notation import Marks as Marks
+from kvlab.reference.notation import Scores as Scores
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.checks import check_at_least, check_protected
-from kvlab.reference.notation import Array, KeepSet, Marks, Scores
+from kvlab.reference.notation import Array, Float, Int, KeepSet, Marks, Scores
 from kvlab.reference.observation import Clock, Needs, Observation
 
 

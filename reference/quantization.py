@@ -7,9 +7,8 @@ stored as a code of ``bits`` bits, and codes are packed without gaps into bytes.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, UInt8
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float, UInt8
 
 WIDTHS = (2, 3, 4, 8)
 """Code widths in bits that can be stored."""

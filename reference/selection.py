@@ -4,9 +4,8 @@ import math
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Float, Int
 
-from kvlab.reference.notation import Array, KeepSet, Marks, Scores
+from kvlab.reference.notation import Array, Float, Int, KeepSet, Marks, Scores
 
 MOST_ENTRIES = 2**31 - 1
 """Largest budget, because data sets of results count entries in 32 bits."""

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.notation import Array, KeepSet, Marks, Scores
+from kvlab.reference.notation import Array, Float, KeepSet, Marks, Scores
 from kvlab.reference.observation import Clock, Observation, Rotate
 from kvlab.reference.policy import Policy, Score
 from kvlab.reference.selection import keep_set

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.codes import Code, Scale
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Bool, Float, Int
 from kvlab.reference.quantization import FULL_BITS, Quantized, quantize
 
 FULL = -1

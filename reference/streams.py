@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Bool, Float, Int
 from kvlab.reference.observation import Clock, Rotate
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult, empty_cache, step

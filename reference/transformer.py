@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import safetensors
-from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float, Int
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = {

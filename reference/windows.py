@@ -4,13 +4,10 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import softmax, visible
-from kvlab.reference.cache import State
 from kvlab.reference.files import query_statistics
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import Array, Bool, Float, Marks, Observation, Scores, State
 
 Border = Literal["zero", "shrink"]
 

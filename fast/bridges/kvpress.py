@@ -14,20 +14,15 @@ from typing import Any, Literal, cast, get_type_hints
 
 import kvpress
 import torch
-from jaxtyping import Float
 from kvpress.utils import compute_n_kept, get_prerope_query_states
-from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from kvlab.fast import methods
-from kvlab.fast.engine.cache import BatchClock, State
 from kvlab.fast.engine.layers import Block, Layers
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Policy, Score
+from kvlab.fast.engine.policy import BatchClock, Observation, Policy, Score, State, twin_of
 from kvlab.fast.engine.step import attend, begin
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.huggingface.rotary import rotation
-from kvlab.fast.kernels.notation import Candidates, Room, Scores
+from kvlab.fast.kernels.notation import Candidates, Float, Room, Scores, Tensor
 from kvlab.reference import policy as reference
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.generators import seeded

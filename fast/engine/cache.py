@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from kvlab.fast.engine.columns import Columns
 from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.attention import compute_dtype
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.keep import last_in_use
-from kvlab.fast.kernels.notation import Marks, Positions, QueryPositions
+from kvlab.fast.kernels.notation import Bool, Float, Int, Marks, Positions, QueryPositions, Tensor
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.reference.cache import Column
 from kvlab.reference.observation import Clock

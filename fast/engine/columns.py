@@ -5,10 +5,9 @@ from copy import copy
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from kvlab.fast.kernels.move import move_survivors
+from kvlab.fast.kernels.notation import Int, Tensor
 from kvlab.reference.cache import Column
 from kvlab.reference.slots import grown, shrunk
 

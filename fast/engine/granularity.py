@@ -4,10 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Around, Budget, Edges, Protect
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Around, Budget, Edges, Observation, Protect, State, twin_of
 from kvlab.fast.kernels.keep import in_ascending_position, rank
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference import granularity as reference

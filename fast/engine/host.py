@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.observation import Needs, Observation, Rotate
 from kvlab.fast.engine.policy import Budget, Protect, Retention, Score
-from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
+from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores, Tensor
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array

@@ -17,14 +17,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from kvlab.fast.engine.cache import BatchClock, LayerCache, LayerMemory
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rotate, parts
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.kernels.attention import in_own_formats, logits, softmax, visible
-from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
+from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Tensor
 from kvlab.reference.slots import MOST_SLACK
 
 SOON = 2 * MOST_SLACK

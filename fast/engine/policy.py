@@ -3,7 +3,7 @@
 Mirrors `kvlab.reference.policy`. A policy is written once, in the reference; here a part of it has
 a PyTorch implementation, or else the reference's part runs on the host:
 `kvlab.fast.engine.port` translates a policy part by part. Schedules and clocks use plain numbers,
-so both sides share them.
+so both sides share them. The file of a method imports from here what its parts are written in.
 """
 
 from abc import ABC, abstractmethod
@@ -12,13 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from jaxtyping import Float
-from torch import Tensor
-
 from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache, State
 from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.twins import Twin, twin_of
-from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
+from kvlab.fast.kernels.notation import Candidates, Float, Marks, Room, Scores, Tensor
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
 from kvlab.reference.checks import check_protected

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
 from kvlab.fast.engine.layers import Block, Group, Layers, Step, StepResult, Watch
@@ -33,7 +31,7 @@ from kvlab.fast.engine.observation import (
 from kvlab.fast.engine.policy import Policy, divided
 from kvlab.fast.kernels.attention import in_own_formats, softmax, visible, weighted_values
 from kvlab.fast.kernels.keep import BEYOND, keep_slots
-from kvlab.fast.kernels.notation import Marks, Positions, Queries, Scores
+from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Tensor
 from kvlab.reference.slots import MOST_WAITING
 
 

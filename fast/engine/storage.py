@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from kvlab.fast.engine.twins import Twin
 from kvlab.fast.kernels.codes import Coded, Parts, Scale
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.keep import last_in_use
+from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 from kvlab.fast.kernels.quantise import quantise, take
 from kvlab.fast.kernels.vector_tables import VectorTable, in_slots, partners_of, ranges_of
 from kvlab.reference import codes as reference

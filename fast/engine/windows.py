@@ -3,15 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.observation import Observation
 from kvlab.fast.kernels.attention import visible
 from kvlab.fast.kernels.codes import constant
-from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry
+from kvlab.fast.kernels.notation import Bool, Candidates, Float, Int, Marks, PerEntry, Tensor
 from kvlab.fast.kernels.prefill import received_attention
 from kvlab.reference.files import query_statistics
 from kvlab.reference.windows import Border

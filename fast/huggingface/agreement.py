@@ -15,8 +15,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
@@ -28,6 +26,7 @@ from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import invoked_adapters
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.kernels.attention import without_autocast
+from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 from kvlab.reference.policy import Edges
 
 COLUMNS = 5

@@ -8,14 +8,13 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from kvlab.fast.huggingface.generation import how_to_go_on
 from kvlab.fast.huggingface.identity import invoked_adapters
 from kvlab.fast.huggingface.padding import Blocks
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.huggingface.text import State, StreamClock, Text
+from kvlab.fast.kernels.notation import Bool, Tensor
 
 BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 """Arguments that have something for every token of the call."""

@@ -13,8 +13,6 @@ from typing import Any
 from weakref import proxy
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -23,6 +21,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.step import Block, attend
 from kvlab.fast.kernels.attention import compute_dtype
+from kvlab.fast.kernels.notation import Float, Int, Tensor
 
 TICKET = "_kvlab_ticket"
 IMPLEMENTATION = "kvlab"

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 from transformers import Cache
 
 from kvlab.fast.engine.cache import LayerMemory
@@ -19,6 +17,7 @@ from kvlab.fast.huggingface.attention import CompressedLayer
 from kvlab.fast.huggingface.identity import writes_to
 from kvlab.fast.huggingface.padding import WindowLayer
 from kvlab.fast.huggingface.text import OneThread, Text
+from kvlab.fast.kernels.notation import Float, Int, Tensor
 from kvlab.reference.observation import Clock
 
 

@@ -6,8 +6,6 @@ from functools import partial, wraps
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import begin, finish
@@ -20,6 +18,7 @@ from kvlab.fast.huggingface.graphs import Graphs
 from kvlab.fast.huggingface.identity import adapters_used, writes_to
 from kvlab.fast.huggingface.padding import Blocks
 from kvlab.fast.huggingface.text import State, Text
+from kvlab.fast.kernels.notation import Bool, Tensor
 
 
 class Forward:

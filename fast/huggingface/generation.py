@@ -10,13 +10,12 @@ from functools import wraps
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import without_wrapper
 from kvlab.fast.huggingface.text import PADDING, fingerprints
+from kvlab.fast.kernels.notation import Int, Tensor
 
 WITH_OWN_CACHES = (
     *("generate_batch", "init_continuous_batching", "continuous_batching_context_manager"),

@@ -9,10 +9,10 @@ from math import ceil
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 
 
 class Blocks:

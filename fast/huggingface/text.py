@@ -8,12 +8,11 @@ from threading import RLock
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.layers import Layers, Watch
 from kvlab.fast.engine.policy import Policy
+from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 from kvlab.reference.observation import Clock
 
 AHEAD = 64

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.common import tl
+from kvlab.fast.kernels.notation import Float, Int, Tensor
 
 SCANNED = tl.constexpr(1024)
 """Positions that are looked at together, to see where a loop begins or ends."""

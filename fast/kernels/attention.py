@@ -9,10 +9,9 @@ from functools import cache, wraps
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 from kvlab.reference.attention import GroupReduction
 
 P = ParamSpec("P")

@@ -10,12 +10,11 @@ FastCAOTE, values and weights are read once more before, n·d·e + 4·k·n. Oper
 """
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.notation import Bool, Float, Tensor
 
 EXACT = "donot_use_mm_for_euclid_dist"
 """How `torch.cdist` keeps the digits of small distances."""

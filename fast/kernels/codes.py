@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Shaped, UInt8
-from torch import Tensor
 
+from kvlab.fast.kernels.notation import Float, Shaped, Tensor, UInt8
 from kvlab.reference.codes import SmallFloat
 from kvlab.reference.notation import Array
 

@@ -9,8 +9,8 @@ from inspect import unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
+
+from kvlab.fast.kernels.notation import Int, Tensor
 
 
 class Missing:

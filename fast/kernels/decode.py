@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attend_rows import arguments_of, attend_rows
 from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True)

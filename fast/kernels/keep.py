@@ -7,12 +7,10 @@ from the processor's cache; those behind the first `MOST_HELD` are read for ever
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, per_head, tl, to_device
-from kvlab.fast.kernels.notation import Marks, Positions, Scores
+from kvlab.fast.kernels.notation import Bool, Float, Int, Marks, Positions, Scores, Tensor
 
 BEYOND = torch.iinfo(torch.int32).max
 """A position that no entry has."""

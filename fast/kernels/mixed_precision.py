@@ -16,8 +16,6 @@ factor and queries the second, because tensor cores take 16 rows or more, but 8 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attention import Reduction
@@ -25,6 +23,7 @@ from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.common import tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
+from kvlab.fast.kernels.notation import Float, Int, Tensor
 from kvlab.fast.kernels.quantise import unpack
 from kvlab.fast.kernels.read_codes import (
     bias_of,

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, tl
+from kvlab.fast.kernels.notation import Int, Tensor
 
 
 def move_survivors(

@@ -1,9 +1,16 @@
-"""Array types that recur; axes as in `kvlab.reference.notation`, with the batch ``N`` in front."""
+"""What shapes are written in: jaxtyping's kinds, PyTorch's tensor, and array types that recur.
+
+Axes are those of `kvlab.reference.notation`, with the batch ``N`` in front.
+"""
 
 from collections.abc import Sequence
 
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Bool as Bool
+from jaxtyping import Float as Float
+from jaxtyping import Int as Int
+from jaxtyping import Shaped as Shaped
+from jaxtyping import UInt8 as UInt8
+from torch import Tensor as Tensor
 
 Queries = Float[Tensor, "N G rho m d"]
 Vectors = Float[Tensor, "N G n d"]

@@ -12,13 +12,12 @@ may read are passed over. Nothing of size m·n is ever stored.
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attend_rows import SCANNED, arguments_of, attend_rows, logits_of_block
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.notation import Float, Int, Tensor
 
 
 def attend_block(

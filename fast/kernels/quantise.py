@@ -15,12 +15,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped, UInt8
-from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts, constant
 from kvlab.fast.kernels.common import blocks, kernel, on_its_device, tl, triton, tuned
+from kvlab.fast.kernels.notation import Float, Int, Shaped, Tensor, UInt8
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS
 

@@ -7,10 +7,9 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int, Shaped
-from torch import Tensor
 
 from kvlab.fast.kernels.codes import Coded, Parts
+from kvlab.fast.kernels.notation import Float, Int, Shaped, Tensor
 from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.slots import MOST_SLACK, room_for_more

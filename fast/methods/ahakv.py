@@ -1,16 +1,12 @@
 """AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762)."""
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.observation import Observation, parts
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Score, State, twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.fast.kernels.attention import softmax, visible
-from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
+from kvlab.fast.kernels.notation import Bool, Candidates, Float, Int, PerEntry, Room, Scores, Tensor
 from kvlab.fast.kernels.prefill import received_attention
 from kvlab.reference.methods import ahakv as reference
 

@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Needs, Observation
-from kvlab.fast.engine.policy import Around, Score
+from kvlab.fast.engine.policy import Around, Needs, Observation, Score, State, twin_of
 from kvlab.fast.engine.step import first_to_go
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
     eviction_error,
@@ -21,7 +17,7 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
+from kvlab.fast.kernels.notation import Candidates, Float, Marks, PerEntry, Room, Scores, Vectors
 from kvlab.reference.methods import caote as reference
 
 

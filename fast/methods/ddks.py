@@ -4,18 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from kvlab.fast.engine.cache import KeepSet, LayerCache
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Entries, Precision, Protect
+from kvlab.fast.engine.policy import Clock, Entries, Observation, Precision, Protect, twin_of
 from kvlab.fast.engine.storage import EMPTY, Storage
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.notation import Marks
+from kvlab.fast.kernels.notation import Float, Int, Marks, Tensor
 from kvlab.reference.methods import ddks as reference
-from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
 
 

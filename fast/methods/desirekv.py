@@ -8,10 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.cache import KeepSet, LayerCache, State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Budget, Precision, Protect, Score
+from kvlab.fast.engine.policy import Budget, Clock, Observation, Precision, Protect, Score, twin_of
 from kvlab.fast.engine.storage import EMPTY
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import (
     among_candidates,
     mean_pool,
@@ -31,7 +29,6 @@ from kvlab.fast.kernels.notation import (
 from kvlab.fast.kernels.quantise import outlier_scores
 from kvlab.reference.methods import desirekv as reference
 from kvlab.reference.methods.desirekv import BEFORE_ALL, DesireKV
-from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
 
 

@@ -1,16 +1,11 @@
 """Expected Attention: keys by the attention that queries to come would pay (arXiv 2510.00636)."""
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Observation, Score, State, twin_of
 from kvlab.fast.engine.windows import query_statistic, remember_queries
 from kvlab.fast.kernels.attention import logits, softmax
-from kvlab.fast.kernels.notation import Candidates, Room, Scores
+from kvlab.fast.kernels.notation import Bool, Candidates, Float, Int, Room, Scores, Tensor
 from kvlab.reference.methods import expected_attention as reference
 
 

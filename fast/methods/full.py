@@ -1,10 +1,6 @@
 """Full cache: nothing is evicted."""
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
-from kvlab.fast.kernels.notation import Candidates, Room, Scores
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
 from kvlab.reference.methods import full as reference
 
 

@@ -1,12 +1,7 @@
 """KeyDiff: keys that point elsewhere than most (arXiv 2504.15364)."""
 
-from torch import Tensor
-
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
-from kvlab.fast.kernels.notation import Candidates, Room, Scores
+from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.kernels.notation import Candidates, Room, Scores, Tensor
 from kvlab.reference.methods import keydiff as reference
 from kvlab.reference.methods.keydiff import SHORTEST
 

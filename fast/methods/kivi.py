@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from kvlab.fast.engine.cache import KeepSet, LayerCache
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Precision
+from kvlab.fast.engine.policy import KeepSet, LayerCache, Observation, Precision, twin_of
 from kvlab.fast.engine.storage import EMPTY, Storage, quantize_oldest
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.common import to_device
+from kvlab.fast.kernels.notation import Int, Tensor
 from kvlab.reference.methods import kivi as reference
 
 

@@ -4,15 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Needs, Observation
-from kvlab.fast.engine.policy import Elapsed, Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Elapsed, Needs, Observation, Score, State, twin_of
 from kvlab.fast.kernels.decode import RecurrenceCounters, count_recurrence
-from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
+from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores, Tensor
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
 

@@ -2,17 +2,13 @@
 
 import torch
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
 from kvlab.fast.engine.windows import (
     among_candidates,
     mean_pool,
     remember_queries,
     window_received,
 )
-from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference.methods import longflow as reference
 from kvlab.reference.methods.longflow import KERNEL
 

@@ -3,17 +3,13 @@
 import numpy as np
 import torch
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Protect, Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Clock, Observation, Protect, Score, State, twin_of
 from kvlab.fast.engine.windows import remember_queries, window, window_logits
 from kvlab.fast.kernels.attention import softmax
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.keep import in_ascending_position, last_in_use, rank
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference.methods import nacl as reference
-from kvlab.reference.observation import Clock
 
 
 @twin_of(reference.ProxyAndSample)

@@ -4,15 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Around, Budget, Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Around, Budget, Clock, Observation, Score, State, twin_of
 from kvlab.fast.kernels.keep import in_ascending_position
 from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
 from kvlab.reference.checks import check_protected
 from kvlab.reference.methods import openvino as reference
-from kvlab.reference.observation import Clock
 
 
 @twin_of(reference.PooledAttention)

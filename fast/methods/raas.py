@@ -2,14 +2,10 @@
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Observation, Score, State, twin_of
 from kvlab.fast.kernels.keep import in_ascending_position, rank
-from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
+from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Tensor
 from kvlab.reference.methods import raas as reference
 
 

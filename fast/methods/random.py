@@ -2,11 +2,7 @@
 
 import torch
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
-from kvlab.fast.kernels.notation import Candidates, Room, Scores
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
 from kvlab.reference.methods import random as reference
 from kvlab.reference.methods.random import BITS, whole_draws
 

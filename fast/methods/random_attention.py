@@ -4,12 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Around
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Around, Candidates, Observation, Room, Scores, State, twin_of
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference.methods import random_attention as reference
 
 

@@ -2,10 +2,7 @@
 
 import torch
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Observation, Score, State, twin_of
 from kvlab.fast.engine.windows import (
     among_candidates,
     max_pool,

@@ -1,13 +1,9 @@
 """RPC: reasoning path compression (arXiv 2505.13866)."""
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Budget, Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Budget, Clock, Observation, Score, State, twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window_received
 from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference.methods import rpc as reference
-from kvlab.reference.observation import Clock
 
 
 @twin_of(reference.SelectorAttention)

@@ -1,9 +1,6 @@
 """SnapKV: attention of the end of the prompt (arXiv 2404.14469)."""
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Observation, Score, State, twin_of
 from kvlab.fast.engine.windows import (
     among_candidates,
     max_pool,

@@ -1,9 +1,6 @@
 """TOVA: token omission via attention (arXiv 2401.06104)."""
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Retention, Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Observation, Retention, Score, State, twin_of
 from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference.methods import tova as reference
 

@@ -1,16 +1,11 @@
 """TriAttention: keys by their distance to a mean query, as a trigonometric series (2604.04921)."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Observation, Score, State, twin_of
 from kvlab.fast.engine.windows import query_statistic
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores
+from kvlab.fast.kernels.notation import Candidates, Float, Marks, Room, Scores, Tensor
 from kvlab.reference.methods import triattention as reference
 from kvlab.reference.methods.triattention import AHEAD, LEAST
 

@@ -4,13 +4,8 @@ from dataclasses import dataclass
 from math import pi
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import twin_of
+from kvlab.fast.engine.policy import Observation, Score, State, twin_of
 from kvlab.fast.engine.windows import (
     among_candidates,
     mean_pool,
@@ -19,7 +14,7 @@ from kvlab.fast.engine.windows import (
     window_received,
 )
 from kvlab.fast.kernels.keep import in_ascending_position, rank
-from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
+from kvlab.fast.kernels.notation import Candidates, Float, PerEntry, Room, Scores, Tensor
 from kvlab.fast.methods.random import Draw
 from kvlab.reference.methods import vase as reference
 from kvlab.reference.methods.random import BITS, draws

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
-from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Precision
+from kvlab.fast.engine.policy import BatchClock, KeepSet, LayerCache, Observation, Precision
 from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
 from kvlab.reference import precisions as reference

@@ -1,12 +1,11 @@
 """Floats of 8 bits with a scale that the first block fixes."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts, Scale, decode_small, encode_small, scale_to
+from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.reference.precisions import fp8 as reference
 
 

@@ -1,12 +1,11 @@
 """Blocks of 32 channels with one float16 scale, as llama.cpp stores a quantised cache."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts
+from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.fast.kernels.quantise import pack, unpack
 from kvlab.reference.precisions import ggml as reference
 from kvlab.reference.precisions.ggml import BLOCK

@@ -1,12 +1,11 @@
 """NVFP4: floats of 4 bits in blocks of 16 channels, with scales on two levels."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts, Scale, decode_small, encode_small, scale_to
+from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.fast.kernels.quantise import pack, per_element, unpack
 from kvlab.reference.codes import E2M1, E4M3
 from kvlab.reference.precisions import nvfp4 as reference

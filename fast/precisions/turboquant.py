@@ -6,12 +6,11 @@ Rotation, projection and codebook are the reference's.
 from math import pi, sqrt
 
 import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor
 
 from kvlab.fast.engine.storage import Code
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts, constant
+from kvlab.fast.kernels.notation import Float, Tensor, UInt8
 from kvlab.fast.kernels.quantise import pack, to_float16, unpack
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import turboquant as reference

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from kvlab.fast.kernels.notation import Vectors
+from kvlab.fast.kernels.notation import Int, Tensor, Vectors
 
 DIGIT = 128
 """Digits and 1 + a digit are exact in every number format of a cache."""

@@ -11,8 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 from torch.nn.functional import pad
 from vllm.distributed import tensor_model_parallel_all_gather as all_gather
 
@@ -20,7 +18,7 @@ from kvlab.fast.engine.cache import BatchClock, LayerCache
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
 from kvlab.fast.engine.step import apply, decide
 from kvlab.fast.kernels.attention import logits, softmax, visible, weighted_values
-from kvlab.fast.kernels.notation import Queries, Vectors
+from kvlab.fast.kernels.notation import Float, Int, Queries, Tensor, Vectors
 from kvlab.fast.vllm.blocks import Layout
 from kvlab.fast.vllm.settings import Settings, UnsupportedError
 from kvlab.reference.observation import Clock

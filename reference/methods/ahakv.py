@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.attention import softmax, visible
-from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least, check_kernel
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Bool, Column, Float, Int, Observation, State
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 from kvlab.reference.windows import Border, mean_pool, remember_queries
 

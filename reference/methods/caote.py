@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_kernel
 from kvlab.reference.granularity import with_score
 from kvlab.reference.method import Example, Wrapper
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import Array, Bool, Float, Marks, Observation, Scores, State
 from kvlab.reference.policy import Around, EveryBlock, Full, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
 

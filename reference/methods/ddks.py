@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.methods.rpc import RPC
-from kvlab.reference.notation import Array, KeepSet, Marks
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import Array, Float, KeepSet, Marks, Observation
 from kvlab.reference.policy import Edges, Entries, Policy, Precision, Protect, Stored
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 from kvlab.reference.stored_vectors import TokenGroups

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.checks import check_at_least, check_choice, check_share
 from kvlab.reference.method import Example, Method
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Float, Observation
 from kvlab.reference.policy import (
     Budget,
     Entries,

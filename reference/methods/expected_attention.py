@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import softmax
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.observation import Array, Bool, Float, Marks, Needs, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefillThenEveryDecode, Edges, Entries, Policy, Score
 from kvlab.reference.windows import query_statistic, remember_queries
 

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvlab.reference.cache import State
 from kvlab.reference.method import Method, refuse_budget
-from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Marks, Observation, Scores, State
 from kvlab.reference.policy import Never, Nobody, Policy, Score, Unlimited
 
 

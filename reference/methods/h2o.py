@@ -10,10 +10,8 @@ Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 2
 from dataclasses import dataclass
 
 from kvlab.reference.attention import GroupReduction, reduce_group
-from kvlab.reference.cache import Column, State
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.observation import Column, Marks, Needs, Observation, Scores, State
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 
 

@@ -11,10 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.cache import State
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefill, Entries, EveryBlock, Nobody, Policy, Score
 
 SHORTEST = 1e-12

@@ -12,14 +12,12 @@ Equations (numbered here; the quantiser itself is in ``quantization.py``):
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool
 
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
-from kvlab.reference.notation import Array, KeepSet
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import Array, Bool, KeepSet, Observation
 from kvlab.reference.policy import EveryBlock, Nobody, Policy, Precision, Stored, Unlimited
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 from kvlab.reference.stored_vectors import ChannelGroups, TokenGroups

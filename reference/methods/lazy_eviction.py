@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.attention import GroupReduction, reduce_group
-from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.observation import Column, Float, Needs, Observation, State
 from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
 
 LARGEST = 2.0

@@ -12,12 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_window
 from kvlab.reference.granularity import OneForAllHeads
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.observation import Marks, Needs, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefillThenEverySeen, Entries, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlab.reference.attention import softmax
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefill, Entries, Policy, Protect, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import remember_queries, window_attention, window_logits

@@ -20,15 +20,13 @@ from heapq import heapify, heappushpop
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import reduce_group
-from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import OfPages, Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.observation import Bool, Column, Float, Needs, Observation, State
 from kvlab.reference.policy import Around, Edges, EveryDecode, Policy, Score
 from kvlab.reference.selection import rank
 

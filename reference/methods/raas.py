@@ -11,14 +11,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool
 
-from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Needs, Observation
+from kvlab.reference.observation import NO_ATTENTION, Bool, Column, Needs, Observation, State
 from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
 from kvlab.reference.selection import rank
 

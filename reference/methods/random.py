@@ -13,12 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import OneForAllHeads, with_score
 from kvlab.reference.method import Example, Method, Wrapper, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 
 MULTIPLIERS = (0x7FEB352D, 0x5BD1E995, 0x27D4EB2F)

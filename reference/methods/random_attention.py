@@ -9,12 +9,10 @@ Equations (numbered here):
 from dataclasses import dataclass
 from typing import Literal
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.random import Draw
-from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import Marks, Observation, Scores, State
 from kvlab.reference.policy import (
     Around,
     Edges,

@@ -11,14 +11,12 @@ Equations (numbered here):
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.attention import softmax
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_share, check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
 from kvlab.reference.policy import AfterPrefillThenEverySeen, Edges, Entries, Policy, Score
 from kvlab.reference.windows import among_candidates, max_pool, remember_queries, window_logits
 

@@ -13,11 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel
 from kvlab.reference.method import Example, Method
-from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Clock, Observation
+from kvlab.reference.observation import NO_ATTENTION, Clock, Marks, Observation, Scores, State
 from kvlab.reference.policy import Budget, Edges, Entries, EveryGenerated, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
 

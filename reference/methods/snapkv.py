@@ -9,13 +9,10 @@ Equations (numbered here):
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
-
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
 from kvlab.reference.policy import AfterPrefill, Edges, Entries, EveryBlock, Policy, Score
 from kvlab.reference.windows import (
     Border,

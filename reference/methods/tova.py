@@ -8,12 +8,9 @@ Equations (numbered here; CAOTE §2 prints the score as f_j = A_{-1,j}):
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
-from kvlab.reference.cache import State
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Needs, Observation
+from kvlab.reference.observation import Array, Float, Marks, Needs, Observation, Scores, State
 from kvlab.reference.policy import Entries, EveryBlock, Nobody, Policy, Score
 
 

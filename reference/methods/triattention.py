@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import Clock, Needs, Observation
+from kvlab.reference.observation import Clock, Float, Needs, Observation, State
 from kvlab.reference.policy import Edges, Entries, EveryGeneratedBeyond, Policy, Score, crosses
 from kvlab.reference.windows import query_statistic
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.cache import State
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Marks, Observation, Scores, State
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
 
 

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
 
-from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_share, check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.random import BITS, Draw, draws
 from kvlab.reference.methods.random_attention import SCHEDULES, Counted
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Observation
+from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
 from kvlab.reference.policy import Edges, Entries, Policy, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention

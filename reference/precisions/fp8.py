@@ -13,10 +13,8 @@ Later vectors keep the scale of the first block: what is larger than anything in
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
-
 from kvlab.reference.codes import E4M3, E5M2, Code, Parts, Scale, scale_to
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float
 from kvlab.reference.precisions import Family, OnArrival
 
 FORMATS = {"e4m3": E4M3, "e5m2": E5M2}

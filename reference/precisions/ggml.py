@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.codes import Code, Parts
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, unpack
 

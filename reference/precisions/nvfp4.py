@@ -14,10 +14,9 @@ Later vectors keep s: a block of channels whose scale would exceed 448 saturates
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.codes import E2M1, E4M3, Code, Parts, Scale, scale_to
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, per_element, unpack
 

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from jaxtyping import Float, UInt8
 
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.codes import Code, Parts
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float, UInt8
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, unpack
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import sympy
-from jaxtyping import Float
 from scipy.special import softmax
 from scipy.stats import entropy
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,

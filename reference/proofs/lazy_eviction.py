@@ -13,12 +13,11 @@ from typing import Literal
 
 import numpy as np
 import sympy
-from jaxtyping import Float, Int
 from scipy.special import expit as sigmoid
 from sympy import Expr
 
 from kvlab.reference.files import printed_tables
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Float, Int
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,

@@ -29,10 +29,9 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 
 from kvlab.reference.checks import check_at_least, check_between
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Int
 from kvlab.reference.tasks import Grade
 
 END = "\n"

@@ -11,9 +11,8 @@ is the ceiling of every comparison.
 """
 
 import numpy as np
-from jaxtyping import Int
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, Int
 from kvlab.reference.tasks.jumps import RESULT, Y_VALUE, Problem, X, Y
 
 NEVER = np.iinfo(np.int32).max
