@@ -135,13 +135,15 @@ class Needs:
     @property
     def of_models(self) -> str:
         """What the score reads that only models hand over, in words; empty if it reads nothing."""
-        given = {
-            "hidden states": self.hidden_states,
-            "the rotary embedding": self.rotary,
-            "the output projection": self.projection,
-        }
-        return " and ".join(what for what, asked in given.items() if asked)
+        return " and ".join(words for name, _, words in OF_MODELS if getattr(self, name))
 
+
+OF_MODELS = (
+    ("hidden_states", "hidden_states", "hidden states"),
+    ("rotary", "rotate", "the rotary embedding"),
+    ("projection", "projection", "the output projection"),
+)
+"""What only models hand over: the names of the need and of the block's field, and its words."""
 
 NO_ATTENTION = Needs(rows="none")
 """The needs of scores that read no attention probabilities of the block."""

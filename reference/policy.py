@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.checks import check_at_least, check_protected
 from kvlab.reference.notation import Array, Float, Int, KeepSet, Marks, Scores
-from kvlab.reference.observation import Clock, Needs, Observation
+from kvlab.reference.observation import OF_MODELS, Clock, Needs, Observation
 
 
 class Score(ABC):
@@ -425,3 +426,11 @@ class Policy:
     def check(self, prompt: int) -> None:
         """Raise ValueError if the policy cannot work with a prompt of ``prompt`` tokens."""
         self.budget.check(self.protect, prompt)
+
+    def check_block(self, block: Any) -> None:
+        """Raise ValueError if a block of either side lacks what the policy reads of a model."""
+        for need, name, words in OF_MODELS:
+            if getattr(self.score.needs, need) and getattr(block, name) is None:
+                raise ValueError(f"{self.name} reads {words}: only models hand that over")
+        if self.reposition and block.rotate is None:
+            raise ValueError("reposition = True needs a model whose rotary embedding is known")

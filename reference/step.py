@@ -131,9 +131,7 @@ def _observe_attention(
     keys, values, queries = cache.keys.vectors, cache.values.vectors, block.queries
     clock, n = block.clock, len(cache)
     query_positions = clock.positions
-    if policy.reposition:
-        if block.rotate is None:
-            raise ValueError("reposition = True needs a model that hands over its rotary embedding")
+    if policy.reposition and block.rotate is not None:
         keys = block.rotate(keys, np.arange(n) - cache.positions)
         queries = block.rotate(queries, np.arange(n - clock.block, n) - query_positions)
     # The newest token reads everything: only a block of several needs a mask.
@@ -226,18 +224,12 @@ def _check_block(policy: Policy, cache: LayerCache, block: Block) -> None:
         raise ValueError(f"{block.clock} does not fit a block of {m} tokens")
     if block.clock.seen - m < block.clock.prompt < block.clock.seen:
         raise ValueError("a block must not hold both prompt and generated tokens")
-    hidden = ["hidden_states"] if policy.score.needs.hidden_states else []
-    if hidden and (block.hidden_states is None or len(block.hidden_states) != m):
-        raise ValueError(
-            f"hidden_states must have a row for each of the {m} tokens, because {policy.name} "
-            "reads them: only models hand them over"
-        )
-    if policy.score.needs.rotary and block.rotate is None:
-        raise ValueError(
-            f"{policy.name} reads the rotary embedding: only models that have one hand it over"
-        )
-    if policy.score.needs.projection and block.projection is None:
-        raise ValueError(f"{policy.name} reads the output projection: only models hand it over")
-    for name in ("queries", "keys", "values", *hidden):
-        if not np.isfinite(getattr(block, name)).all():
+    policy.check_block(block)
+    given = {name: getattr(block, name) for name in ("queries", "keys", "values")}
+    if policy.score.needs.hidden_states and block.hidden_states is not None:
+        given["hidden_states"] = block.hidden_states
+        if len(block.hidden_states) != m:
+            raise ValueError(f"hidden_states must have a row for each of the {m} tokens")
+    for name, numbers in given.items():
+        if not np.isfinite(numbers).all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")

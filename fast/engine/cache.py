@@ -39,6 +39,26 @@ class BatchClock:
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this clock, because all layers ask for the same ones."""
 
+    @classmethod
+    def of(cls, rows: Sequence[Clock], device: Any) -> "BatchClock":
+        """Make the clock of blocks of equal length, without padding."""
+        numbers = [(row.seen, row.prompt) for row in rows]
+        seen, prompt = torch.tensor(numbers, dtype=torch.int32, device=device).T
+        back = torch.arange(rows[0].block, 0, -1, dtype=torch.int32, device=device)
+        return cls(tuple(rows), seen[:, None] - back, prompt[:, None, None])
+
+    def of_block(self, rows: Sequence[Clock], positions: QueryPositions) -> "BatchClock":
+        """Return the clock of another block of the same texts."""
+        return BatchClock(tuple(rows), positions, self.prompt)
+
+    def of_layers(self, layers: int, prompt: Tensor | None = None) -> "BatchClock":
+        """Return the clock of every layer's sequences; ``prompt``: theirs, of an earlier block."""
+        if layers == 1:
+            return self
+        prompt = self.prompt.repeat(layers, 1, 1) if prompt is None else prompt
+        positions = self.positions.expand(layers, *self.positions.shape).flatten(0, 1)
+        return BatchClock(self.rows * layers, positions, prompt)
+
     @property
     def present(self) -> tuple[int, ...]:
         """Tokens of each sequence in this block, without padding."""
@@ -281,6 +301,11 @@ class LayerCache:
         self._vacant = slot
         self.counts = tuple(count - 1 for count in self.counts)
         self.ordered = False
+
+    def check_scores(self) -> None:
+        """Raise ValueError if a score was NaN so far. Waits for the device."""
+        if self.lowest_scores is not None and self.lowest_scores.isnan().any():
+            raise ValueError("scores must not be NaN: the model's keys or values are no numbers")
 
     def settle(self) -> None:
         """Move the last entry into the vacant slot, if no single token comes to fill the slot."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.fast.engine.policy import Around, Budget, Edges, Observation, Protect, State, twin_of
+from kvlab.fast.engine.policy import Around, Budget, Edges, Observation, Protect, State
 from kvlab.fast.kernels.keep import in_ascending_position, rank
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference import granularity as reference
@@ -12,7 +12,6 @@ from kvlab.reference.checks import check_protected
 from kvlab.reference.observation import Clock
 
 
-@twin_of(reference.OneForAllHeads)
 @dataclass(frozen=True)
 class OneForAllHeads(Around[reference.OneForAllHeads]):
     """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
@@ -30,7 +29,6 @@ class OneForAllHeads(Around[reference.OneForAllHeads]):
         return places.amax(dim=1, keepdim=True).to(scores.dtype)
 
 
-@twin_of(reference.OneForAllLayers)
 @dataclass(frozen=True)
 class OneForAllLayers(Around[reference.OneForAllLayers]):
     """The same entries in all layers, by the mean of their scores."""
@@ -39,7 +37,6 @@ class OneForAllLayers(Around[reference.OneForAllLayers]):
         return self.inner.score(state, seen, candidates, room)
 
 
-@twin_of(reference.OfPages)
 @dataclass(frozen=True)
 class OfPages(Around[reference.OfPages]):
     """Gives each entry the score of its page."""
@@ -50,7 +47,6 @@ class OfPages(Around[reference.OfPages]):
         return _over_pages(scores, seen, self.spec.page, how)
 
 
-@twin_of(reference.WholePages)
 @dataclass(frozen=True)
 class WholePages(Protect[reference.WholePages]):
     """Protects the page that is being written, and every page that holds a protected entry."""
@@ -79,7 +75,6 @@ class WholePages(Protect[reference.WholePages]):
         return clock.seen if newest <= pinned else pinned + clock.seen - newest
 
 
-@twin_of(reference.Pages)
 class Pages(Budget[reference.Pages]):
     """As many whole pages as ``budget`` entries fill; a page that is being written counts whole."""
 

@@ -114,13 +114,11 @@ class HostBudget(Budget[reference.Budget]):
 
     runs_the_reference = True
 
-    def room(self, clock: Clock, entries: int, protected: int) -> None:
-        return
-
-    def room_in(self, seen: Observation, number: int, protected: Marks | None) -> int:
+    def room_in(
+        self, seen: Observation, number: int, entries: int, protected: int, marks: Marks | None
+    ) -> int:
         row = sequences(seen)[number]
-        open_entries = row.marked(None if protected is None else ~protected)
-        return self.spec.room(row.seen, ~open_entries)
+        return self.spec.room(row.seen, ~row.marked(None if marks is None else ~marks))
 
 
 class HostSequence:

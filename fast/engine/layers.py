@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from kvlab.fast.engine.cache import BatchClock, LayerCache, LayerMemory
-from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rotate, parts
+from kvlab.fast.engine.long_blocks import observe
+from kvlab.fast.engine.number_formats import in_own_formats
+from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rotate
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.kernels.attention import in_own_formats, logits, softmax, visible
 from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Tensor
 from kvlab.reference.slots import MOST_SLACK
 
@@ -118,18 +119,12 @@ class Group:
         if not self.waiting:
             return
         waiting, self.waiting = self.waiting, []
-        tokens, last, cache = len(waiting), waiting[-1], self.cache
         queries = torch.cat([seen.queries for seen in waiting], dim=3)
         positions = torch.cat([seen.query_positions for seen in waiting], dim=1)
-        rows = tuple(replace(row, block=tokens) for row in last.clock.rows)
-        clock = BatchClock(rows, positions, last.clock.prompt)
-        block = replace(
-            last, clock=clock, given_queries=queries, query_positions=positions, memo={}
-        )
-        for part in parts(queries, len(cache)):
-            weights = logits(queries[:, :, :, part], block.keys, block.view.softcap)
-            weights = softmax(weights, visible(positions[:, part], cache.positions))
-            self.policy.score.observe(cache.state, block.part(part, Attended(weights)))
+        rows = [replace(row, block=len(waiting)) for row in waiting[-1].clock.rows]
+        clock = waiting[-1].clock.of_block(rows, positions)
+        given = {"clock": clock, "given_queries": queries, "query_positions": positions, "memo": {}}
+        observe(self.policy, replace(waiting[-1], **given))
 
 
 class Layers:
@@ -239,10 +234,7 @@ class Layers:
     def check(self) -> None:
         """Raise ValueError if a score was NaN so far. Waits for the device."""
         for cache in self.caches:
-            if cache.lowest_scores is not None and cache.lowest_scores.isnan().any():
-                raise ValueError(
-                    "scores must not be NaN: the model's keys or values are no numbers"
-                )
+            cache.check_scores()
 
     @in_own_formats
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+from torch.nn.functional import pad
 
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.observation import (
@@ -14,7 +15,14 @@ from kvlab.fast.engine.observation import (
     parts,
 )
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.kernels.attention import attend, attend_without_weights, reduce_group, visible
+from kvlab.fast.kernels.attention import (
+    attend,
+    attend_without_weights,
+    logits,
+    reduce_group,
+    softmax,
+    visible,
+)
 from kvlab.fast.kernels.notation import Queries
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.reference.attention import GroupReduction
@@ -60,6 +68,41 @@ def _attend_and_observe(policy: Policy, seen: Observation) -> tuple[Queries, Att
             policy.score.observe(seen.cache.state, seen.part(part, attended))
     weights = torch.cat(on_host, dim=3) if on_host else None
     return torch.cat(outputs, dim=3), Attended(weights), not on_host
+
+
+def observe(policy: Policy, seen: Observation, share: int = 1) -> None:
+    """Let the score observe a block that has attended already, from its queries.
+
+    A long block is observed part by part: each has 1/``share`` of the weights that may be in memory
+    at once. What a decision after this block reads stays in ``seen``.
+    """
+    rows = policy.reads(seen.clock)
+    if rows == "all" and not policy.on_host:
+        for part in parts(seen.queries, share * len(seen.cache)):
+            seen.attended = attention_of(seen, part)
+            policy.score.observe(seen.cache.state, seen.part(part, seen.attended))
+        return
+    if rows == "all":
+        seen.attended = attention_of(seen, slice(0, seen.queries.shape[3]))
+    elif rows == "last":
+        newest = seen.queries[:, :, :, -1:]
+        seen.attended = attend_as_needed(policy.needs, True, newest, None, seen.view)[1]
+    policy.score.observe(seen.cache.state, seen)
+
+
+def attention_of(seen: Observation, rows: slice) -> Attended:
+    """Return what some rows of a block pay every entry.
+
+    In a cache in order the block's entries are the last ones: a mask is made of the rows' own, and
+    those after the last row are not read.
+    """
+    first, last = 0, len(seen.cache)
+    if seen.cache.ordered and not seen.cache.ragged:
+        last -= seen.queries.shape[3] - rows.stop
+        first = last - (rows.stop - rows.start)
+    products = logits(seen.queries[:, :, :, rows], seen.keys[:, :, :last], seen.view.softcap)
+    mask = visible(seen.query_positions[:, rows], seen.positions[:, :, first:last])
+    return Attended(pad(softmax(products, mask), (0, len(seen.cache) - last)))
 
 
 def _each_part(

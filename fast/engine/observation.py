@@ -127,14 +127,12 @@ class LayerView:
 
 
 def reposition(
-    queries: Queries, view: LayerView, seen: Int[Tensor, "N 1 1"], rotate: Rotate | None
+    queries: Queries, view: LayerView, seen: Int[Tensor, "N 1 1"], rotate: Rotate
 ) -> tuple[Queries, LayerView]:
     """Rotate queries and keys to the index of their entry among the present ones.
 
     ``seen``: tokens of each sequence so far.
     """
-    if rotate is None:
-        raise ValueError("reposition = True needs a model whose rotary embedding is known")
     positions = view.positions
     places = torch.arange(positions.shape[-1], dtype=torch.int32, device=positions.device)
     index = torch.empty_like(positions).scatter_(

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache, State
 from kvlab.fast.engine.observation import Needs, Observation
-from kvlab.fast.engine.twins import Twin, twin_of
+from kvlab.fast.engine.twins import Twin
 from kvlab.fast.kernels.notation import Candidates, Float, Marks, Room, Scores, Tensor
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
@@ -61,26 +61,33 @@ class Score(Twin[ScoreSpec], ABC):
         return Retention(scores.expand_as(seen.positions)[:, :, None])
 
 
-class Budget(Twin[Part], ABC):
-    """How many entries may be kept?"""
+class Budget(Twin[Part]):
+    """How many entries may be kept besides the protected ones, of which ``protected`` are counted?
 
-    @abstractmethod
-    def room(self, clock: Clock, entries: int, protected: int) -> int | None:
-        """Say how many unprotected entries may be kept, the same in all layers; None if that
-        depends on the layer or on the data.
-        """
+    A class answers by one of three methods: the first that is given all that it reads.
+    """
+
+    @property
+    def reads_clock_alone(self) -> bool:
+        """Whether all layers may keep equally many, as their clock and their entries say."""
+        return type(self).room is not Budget.room
+
+    def room(self, clock: Clock, entries: int, protected: int) -> int:
+        """Return the room of a sequence, the same in all layers."""
+        raise NotImplementedError(f"{type(self).__name__} must have room, or one of the others")
 
     def room_of_layer(
         self, clock: Clock, entries: int, protected: int, layer: int, layers: int
-    ) -> int | None:
-        """Return the room in one of the model's layers; called where `room` returns None. None if
-        it depends on the data.
-        """
-        return None
+    ) -> int:
+        """Return the room in one of the model's layers."""
+        return self.room(clock, entries, protected)
 
-    def room_in(self, seen: Observation, number: int, protected: Marks | None) -> int:
-        """Return the room of one sequence from its data; called where the others return None."""
-        raise NotImplementedError
+    def room_in(
+        self, seen: Observation, number: int, entries: int, protected: int, marks: Marks | None
+    ) -> int:
+        """Return the room of row ``number``, in which ``marks`` are protected, by its data."""
+        layer = seen.numbers[number // seen.cache.sequences]
+        return self.room_of_layer(seen.clock.rows[number], entries, protected, layer, seen.layers)
 
 
 class Protect(Twin[Part], ABC):
@@ -156,7 +163,6 @@ class Around(Score[ScoreSpec]):
 # --- protection ----------------------------------------------------------------------------------
 
 
-@twin_of(reference.Nobody)
 class Nobody(Protect[reference.Nobody]):
     """Every entry may be evicted."""
 
@@ -169,7 +175,6 @@ class Nobody(Protect[reference.Nobody]):
         return 0
 
 
-@twin_of(reference.Edges)
 class Edges(Protect[reference.Edges]):
     """The first ``sinks`` tokens of the text, or all of the prompt, and the last ``recent`` ones.
 
@@ -189,7 +194,6 @@ class Edges(Protect[reference.Edges]):
         return min(clock.seen, self.spec.count(clock.prompt))
 
 
-@twin_of(reference.ProtectedByEither)
 @dataclass(frozen=True)
 class ProtectedByEither(Protect[reference.ProtectedByEither]):
     """Every entry that either of two protections marks."""
@@ -209,7 +213,6 @@ class ProtectedByEither(Protect[reference.ProtectedByEither]):
 # --- budgets -------------------------------------------------------------------------------------
 
 
-@twin_of(reference.Unlimited)
 class Unlimited(Budget[reference.Unlimited]):
     """Every entry is kept."""
 
@@ -217,7 +220,6 @@ class Unlimited(Budget[reference.Unlimited]):
         return entries - protected
 
 
-@twin_of(reference.Entries)
 class Entries(Budget[reference.Entries]):
     """At most ``budget`` entries per KV head and layer."""
 
@@ -228,7 +230,6 @@ class Entries(Budget[reference.Entries]):
 # --- precision -----------------------------------------------------------------------------------
 
 
-@twin_of(reference.Full)
 class Full(Precision[reference.Full]):
     """Everything that is kept stays as the model gave it."""
 
@@ -284,6 +285,11 @@ class Policy:
     def on_host(self) -> bool:
         """Whether the reference computes a part of the policy, layer by layer."""
         return any(part.on_host for part in (self.score, self.protect, self.budget))
+
+    @cached_property
+    def reads_model(self) -> bool:
+        """Whether it reads what only a model hands over."""
+        return bool(self.needs.of_models) or self.specification.reposition
 
     @cached_property
     def may_wait(self) -> bool:
@@ -345,8 +351,9 @@ class Policy:
         protected = self.protect.count(clock, entries)
         if not due:
             return 0, entries - (protected or 0)
-        room = None if protected is None else self.budget.room(clock, entries, protected)
-        return None if protected is None or room is None else divided(entries, protected, room)
+        if protected is None or not self.budget.reads_clock_alone:
+            return None
+        return divided(entries, protected, self.budget.room(clock, entries, protected))
 
     @property
     def uses_confidence(self) -> bool:

@@ -19,6 +19,7 @@ import torch
 from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache
 from kvlab.fast.engine.layers import Block, Group, Layers, Step, StepResult, Watch
 from kvlab.fast.engine.long_blocks import attend_in_parts
+from kvlab.fast.engine.number_formats import in_own_formats
 from kvlab.fast.engine.observation import (
     Attended,
     LayerView,
@@ -29,7 +30,7 @@ from kvlab.fast.engine.observation import (
     reposition,
 )
 from kvlab.fast.engine.policy import Policy, divided
-from kvlab.fast.kernels.attention import in_own_formats, softmax, visible, weighted_values
+from kvlab.fast.kernels.attention import softmax, visible, weighted_values
 from kvlab.fast.kernels.keep import BEYOND, keep_slots
 from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Tensor
 from kvlab.reference.slots import MOST_WAITING
@@ -49,69 +50,51 @@ def begin(layers: Layers, clock: BatchClock) -> None:
         _open_step(group, clock.to(group.cache.positions.device))
 
 
-def _open_step(group: Group, clock: BatchClock) -> None:
+def _open_step(group: Group, clock: BatchClock) -> Step:
     """Begin the step of a group; where layers share a cache, open slots for their token."""
     policy, cache = group.policy, group.cache
     single, due = clock.positions.shape[1] == 1, policy.due(clock)
     if not single:
         group.catch_up()
     reads = policy.reads(clock) != "none"
-    waits = single and reads and policy.may_wait and not cache.triton
-    waits = waits and cache.counts != () and not any(due)
-    every = _clock_of_all_rows(group, clock)
+    may_wait = policy.may_wait and not cache.triton and cache.counts != ()
+    waits = single and reads and may_wait and not any(due)
+    every = clock.of_layers(cache.layers, group.prompt)
+    group.prompt = every.prompt
     group.step = step = Step(every, due * cache.layers, reads and not waits, waits)
     if cache.layers > 1:
         heads = cache.positions.shape[1]
         positions = every.positions[:, None].expand(-1, heads, 1)
         reused = cache.open_slots({"positions": positions}, every.present)
         step.reused = None if reused is None else reused.view(cache.layers, -1)
-
-
-def _clock_of_all_rows(group: Group, clock: BatchClock) -> BatchClock:
-    """Return the clock of all rows of the cache: of every layer's sequences."""
-    layers = group.cache.layers
-    if layers == 1:
-        return clock
-    if group.prompt is None:
-        group.prompt = clock.prompt.repeat(layers, 1, 1)
-    positions = clock.positions.expand(layers, *clock.positions.shape).flatten(0, 1)
-    return BatchClock(clock.rows * layers, positions, group.prompt)
+    return step
 
 
 @in_own_formats
 def attend(layers: Layers, place: int, block: Block) -> Queries:
-    """Append the block of the layer ``place`` among these, and return its attention output."""
+    """Append the block of the layer ``place`` among these, and return its attention output.
+
+    There are three roads. A layer of a shared cache takes its part in the step that has begun for
+    all of them. A layer with a cache of its own begins its step here, and ends it here unless all
+    layers decide together. If its token only attends, that is its whole step.
+
+    Raises:
+        ValueError: if the block lacks what the policy reads of the model.
+    """
     policy, shared = layers.policy, layers.shared
     group = layers.groups[0 if shared else place]
-    if not (shared or group.waiting or layers.watch) and policy.only_attends(block.clock):
+    if policy.reads_model:
+        policy.specification.check_block(block)
+    if shared:
+        assert group.step is not None
+        return _attend(group, group.step, place, block)
+    if policy.only_attends(block.clock) and not (group.waiting or layers.watch):
         if policy.stores_by_age:
             layers.aging.append(group.cache)
         return _attend_alone(policy, group.cache, block)
-    if not shared:
-        _open_step(group, block.clock)
-    step, cache = group.step, group.cache
-    assert step is not None
-    view = _write(step, cache, place, block) if shared else _append(step, cache, block)
-    single = block.queries.shape[3] == 1
-    queries = block.queries if single and cache.triton else block.queries.to(cache.dtype)
-    if policy.needs.rotary and block.rotate is None:
-        raise ValueError(f"{policy.name} reads the rotary embedding: the block must have it")
-    if policy.needs.projection and block.projection is None:
-        raise ValueError(f"{policy.name} reads the output projection: the block must have it")
-    if policy.specification.reposition:
-        queries = queries.to(cache.dtype)
-        queries, view = reposition(queries, view, block.clock.seen, block.rotate)
-    if not shared:
-        step.view = view
-    step.blocks.append(block)
-    step.queries.append(queries)
-    if single:
-        output, attended = attend_as_needed(policy.needs, step.reads, queries, None, view)
-    else:
-        output, attended, step.observed = attend_in_parts(policy, _observation(group, step))
-    step.attended.append(attended)
-    step.outputs.append(output.to(block.keys.dtype))
-    if not (shared or policy.joins_layers):
+    step = _open_step(group, block.clock)
+    _attend(group, step, place, block)
+    if not policy.joins_layers:
         _finish(layers, [group])
     return step.outputs[-1]
 
@@ -125,14 +108,27 @@ def _attend_alone(policy: Policy, cache: LayerCache, block: Block) -> Queries:
     return attend_as_needed(policy.needs, False, queries, None, view)[0].to(block.keys.dtype)
 
 
-def _append(step: Step, cache: LayerCache, block: Block) -> LayerView:
-    """Add a block to the cache of one layer; return its entries."""
-    cache.append(block.keys, block.values, step.clock)
-    only_block = len(cache) == block.keys.shape[2]
-    view = LayerView(cache, block.softcap, only_block=only_block)
-    if only_block and cache.quantises:  # they are coded later: nothing has to be decoded
-        view.read = {"keys": block.keys, "values": block.values}
-    return view
+def _attend(group: Group, step: Step, place: int, block: Block) -> Queries:
+    """Append a block and attend; keep in its step what the score and the decision read of it."""
+    policy, cache = group.policy, group.cache
+    single, shared = block.queries.shape[3] == 1, cache.layers > 1
+    view = _write(step, cache, place, block) if shared else _append(step, cache, block)
+    queries = block.queries if single and cache.triton else block.queries.to(cache.dtype)
+    if policy.specification.reposition:
+        assert block.rotate is not None
+        queries = queries.to(cache.dtype)
+        queries, view = reposition(queries, view, block.clock.seen, block.rotate)
+    if not shared:
+        step.view = view
+    step.blocks.append(block)
+    step.queries.append(queries)
+    if single:
+        output, attended = attend_as_needed(policy.needs, step.reads, queries, None, view)
+    else:
+        output, attended, step.observed = attend_in_parts(policy, _observation(group, step))
+    step.attended.append(attended)
+    step.outputs.append(output.to(block.keys.dtype))
+    return step.outputs[-1]
 
 
 def _write(step: Step, cache: LayerCache, place: int, block: Block) -> LayerView:
@@ -142,6 +138,16 @@ def _write(step: Step, cache: LayerCache, place: int, block: Block) -> LayerView
     new = {"keys": block.keys, "values": block.values}
     cache.columns.write(new, first, None if reused is None else reused[place])
     return LayerView(cache, block.softcap, (first, sequences))
+
+
+def _append(step: Step, cache: LayerCache, block: Block) -> LayerView:
+    """Add a block to the cache of one layer; return its entries."""
+    cache.append(block.keys, block.values, step.clock)
+    only_block = len(cache) == block.keys.shape[2]
+    view = LayerView(cache, block.softcap, only_block=only_block)
+    if only_block and cache.quantises:  # they are coded later: nothing has to be decoded
+        view.read = {"keys": block.keys, "values": block.values}
+    return view
 
 
 def _observation(group: Group, step: Step) -> Observation:
@@ -341,17 +347,11 @@ def _plan_by_data(
     policy: Policy, seen: Observation, number: int, entries: int, protected: Marks | None
 ) -> tuple[int, int]:
     """Return how many entries of one row are evicted and kept, by its data or its layer."""
-    row, count = seen.clock.rows[number], policy.protect.count(seen.clock.rows[number], entries)
+    count = policy.protect.count(seen.clock.rows[number], entries)
     if count is None:
         assert protected is not None
         count = int((protected & seen.present)[number].sum(dim=-1).max())
-    room = policy.budget.room(row, entries, count)
-    if room is None:
-        layer = seen.numbers[number // seen.cache.sequences]
-        room = policy.budget.room_of_layer(row, entries, count, layer, seen.layers)
-    if room is None:
-        room = policy.budget.room_in(seen, number, protected)
-    return divided(entries, count, room)
+    return divided(entries, count, policy.budget.room_in(seen, number, entries, count, protected))
 
 
 def _note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:

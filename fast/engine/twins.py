@@ -2,15 +2,15 @@
 
 They are in the module of `kvlab.fast` that has the name of the parts' module in `kvlab.reference`,
 or in `kvlab.fast.engine` for modules of the reference's core; it is imported when a part is first
-asked for. Whoever writes a method outside of kvlab marks its PyTorch implementations with
-`twin_of`, in a file or module that ``KVLAB_METHODS`` names, too.
+asked for. ``class X(Score[reference.X])`` implements X; a class of another name, such as outside of
+kvlab, in a file or module that ``KVLAB_METHODS`` names, too, is marked with `twin_of`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
 REFERENCE, FAST, ENGINE = "kvlab.reference.", "kvlab.fast.", "kvlab.fast.engine."
 
@@ -31,6 +31,13 @@ class Twin(Generic[Spec]):
     runs_the_reference = False
     tensors_alone = False
     """Whether it computes with tensors alone, and with nothing that the host counts."""
+
+    def __init_subclass__(cls) -> None:
+        """Note whose implementation a class is that has its name and names it in brackets."""
+        for base in vars(cls).get("__orig_bases__", ()):
+            for part in get_args(base):
+                if part.__name__ == cls.__name__:
+                    twin_of(part)(cls)
 
     @property
     def on_host(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
+from kvlab.fast.engine.number_formats import without_autocast
 from kvlab.fast.huggingface.arguments import first_position, only_logits
 from kvlab.fast.huggingface.attaching import as_before, attached, implementation
 from kvlab.fast.huggingface.attachment import Attachment
@@ -25,7 +26,6 @@ from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import invoked_adapters
 from kvlab.fast.huggingface.rotary import longest_alike
-from kvlab.fast.kernels.attention import without_autocast
 from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 from kvlab.reference.policy import Edges
 

@@ -3,19 +3,13 @@
 Axes as in `kvlab.reference.notation`, with the batch ``N`` in front.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 from kvlab.reference.attention import GroupReduction
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 Reduction = GroupReduction | Literal["none", "skip"]
 """How the query heads of a KV head are joined; ``none`` keeps them apart, ``skip`` drops them."""
@@ -24,35 +18,6 @@ Reduction = GroupReduction | Literal["none", "skip"]
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
     """Return the format of logits, probabilities and scores: float64 for float64, else float32."""
     return torch.promote_types(stored, torch.float32)
-
-
-@contextmanager
-def without_autocast() -> Iterator[None]:
-    """Compute in the number formats of the operands, also where `torch.autocast` is on."""
-    with ExitStack() as stack:
-        for kind in _device_types():
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def in_own_formats(compute: Callable[P, R]) -> Callable[P, R]:
-    """Let a function compute `without_autocast`; nothing is entered where autocast is off."""
-
-    @wraps(compute)
-    def inner(*given: P.args, **options: P.kwargs) -> R:
-        if not any(map(torch.is_autocast_enabled, _device_types())):
-            return compute(*given, **options)
-        with without_autocast():
-            return compute(*given, **options)
-
-    return inner
-
-
-@cache
-def _device_types() -> tuple[str, ...]:
-    accelerator = torch.accelerator.current_accelerator()
-    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 def visible(

@@ -221,7 +221,7 @@ def _run(method, budget, queries, keys, values, blocks, confidence, prompt, soft
     for m in blocks.tolist():
         part = slice(done, done + m)
         done += m
-        clock = _batch_clock(Clock(done, m, prompt))
+        clock = BatchClock.of([Clock(done, m, prompt)], "cpu")
         new = queries[None, :, :, part], keys[None, :, part], values[None, :, part]
         begin(layers, clock)
         attend(layers, 0, Block(clock, 0, *new, confidence[None, :done], softcap=softcap))
@@ -237,11 +237,6 @@ def _marked(positions: Tensor, tokens: int) -> Tensor:
     return there[..., :tokens]
 
 
-def _batch_clock(clock: Clock) -> BatchClock:
-    positions = torch.arange(clock.seen - clock.block, clock.seen, dtype=torch.int32)
-    return BatchClock((clock,), positions[None], torch.tensor([[[clock.prompt]]]))
-
-
 def _prepared(
     method: str, budget: int | None, given: Mapping[str, Any], before: bool = False
 ) -> tuple[Policy, Observation]:
@@ -249,9 +244,9 @@ def _prepared(
     policy, positions, block = get(method, budget), given["positions"], given["block"]
     (G, n), cache = positions.shape, policy.empty_cache()
     keys, values = (given.get(name, torch.zeros(G, n, 1)) for name in ("keys", "values"))
-    cache.append(keys[None], values[None], _batch_clock(Clock(n, n, n)))
+    cache.append(keys[None], values[None], BatchClock.of([Clock(n, n, n)], "cpu"))
     cache.positions.copy_(positions[None])
-    clock = _batch_clock(Clock(given["seen"], block, given["prompt"]))
+    clock = BatchClock.of([Clock(given["seen"], block, given["prompt"])], "cpu")
     _fill_state(policy, cache, given, block if before else 0)
     weights, confidence = given.get("attention"), given.get("confidence")
     queries = given.get("queries", torch.zeros(G, 1, block, 1))[None].to(compute_dtype(keys.dtype))

@@ -3,7 +3,7 @@
 import torch
 
 from kvlab.fast.engine.observation import Observation, parts
-from kvlab.fast.engine.policy import Score, State, twin_of
+from kvlab.fast.engine.policy import Score, State
 from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.fast.kernels.attention import softmax, visible
 from kvlab.fast.kernels.notation import Bool, Candidates, Float, Int, PerEntry, Room, Scores, Tensor
@@ -21,7 +21,6 @@ def spread(
     return torch.sqrt(variance)
 
 
-@twin_of(reference.SharpenedRecentAttention)
 class SharpenedRecentAttention(Score[reference.SharpenedRecentAttention]):
     """Step-gain attention of recent rows times the value prior."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvlab.fast.engine.policy import Around, Needs, Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Around, Needs, Observation, Score, State
 from kvlab.fast.engine.step import first_to_go
 from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
@@ -47,7 +47,6 @@ def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -
     return joined_by_norm(error)
 
 
-@twin_of(reference.EvictionError)
 @dataclass(frozen=True)
 class EvictionError(Around[reference.EvictionError]):
     """CAOTE applied to any score."""

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.fast.engine.cache import KeepSet, LayerCache
-from kvlab.fast.engine.policy import Clock, Entries, Observation, Precision, Protect, twin_of
+from kvlab.fast.engine.policy import Clock, Entries, Observation, Precision, Protect
 from kvlab.fast.engine.storage import EMPTY, Storage
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.notation import Float, Int, Marks, Tensor
 from kvlab.reference.methods import ddks as reference
 from kvlab.reference.quantization import FULL_BITS
 
 
-@twin_of(reference.AlsoDemoted)
 @dataclass(frozen=True)
 class AlsoDemoted(Protect[reference.AlsoDemoted]):
     """Protects the entries of ``protect``, and all entries that were demoted before."""
@@ -35,7 +35,6 @@ class FullPrecisionEntries(Entries):
     """At most ``budget`` entries at full precision."""
 
 
-@twin_of(reference.Demote)
 class Demote(Precision[reference.Demote]):
     """Entries outside the keep set stay, quantised per token."""
 

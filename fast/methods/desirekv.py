@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.cache import KeepSet, LayerCache, State
-from kvlab.fast.engine.policy import Budget, Clock, Observation, Precision, Protect, Score, twin_of
+from kvlab.fast.engine.policy import Budget, Clock, Observation, Precision, Protect, Score
 from kvlab.fast.engine.storage import EMPTY
 from kvlab.fast.engine.windows import (
     among_candidates,
@@ -68,7 +68,6 @@ def doubtful(options: DesireKV, seen: Observation, window: Marks) -> Marks:
     return window & (known < limit)
 
 
-@twin_of(reference.OutsideWindow)
 class OutsideWindow(Protect[reference.OutsideWindow]):
     """Everything that the event does not decide about; on request also the doubtful tokens."""
 
@@ -88,7 +87,6 @@ class OutsideWindow(Protect[reference.OutsideWindow]):
         return entries - (passed - before) * options.interval
 
 
-@twin_of(reference.Importance)
 class Importance(Score[reference.Importance]):
     """Pooled attention of the selector window, one value per token and layer."""
 
@@ -126,7 +124,6 @@ def random_scores(seen: Observation, seed: int) -> PerEntry:
     )
 
 
-@twin_of(reference.ShareOfWindow)
 class ShareOfWindow(Budget[reference.ShareOfWindow]):
     """The important half of a window, or another share of it."""
 
@@ -146,7 +143,6 @@ def sensitivity(
     return torch.where(largest > 0, per_token / largest, 0.0)
 
 
-@twin_of(reference.BitsBySensitivity)
 class BitsBySensitivity(Precision[reference.BitsBySensitivity]):
     """Sensitive or doubtful entries at ``high_bits``, other important ones at ``low_bits``."""
 

@@ -2,14 +2,13 @@
 
 import torch
 
-from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.engine.windows import query_statistic, remember_queries
 from kvlab.fast.kernels.attention import logits, softmax
 from kvlab.fast.kernels.notation import Bool, Candidates, Float, Int, Room, Scores, Tensor
 from kvlab.reference.methods import expected_attention as reference
 
 
-@twin_of(reference.AttentionToCome)
 class AttentionToCome(Score[reference.AttentionToCome]):
     """Attention that a Gaussian of queries to come would pay, times the length of the value."""
 

@@ -1,10 +1,9 @@
 """Full cache: nothing is evicted."""
 
-from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State
 from kvlab.reference.methods import full as reference
 
 
-@twin_of(reference.Recency)
 class Recency(Score[reference.Recency]):
     """Rates newer entries higher, for methods whose schedule and protection already decide."""
 

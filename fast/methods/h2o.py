@@ -1,10 +1,9 @@
 """H2O: heavy hitters by accumulated attention (arXiv 2306.14048)."""
 
-from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State
 from kvlab.reference.methods import h2o as reference
 
 
-@twin_of(reference.AccumulatedAttention)
 class AccumulatedAttention(Score[reference.AccumulatedAttention]):
     """Sum of all attention that an entry has received since it was written."""
 

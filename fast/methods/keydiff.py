@@ -1,12 +1,11 @@
 """KeyDiff: keys that point elsewhere than most (arXiv 2504.15364)."""
 
-from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.kernels.notation import Candidates, Room, Scores, Tensor
 from kvlab.reference.methods import keydiff as reference
 from kvlab.reference.methods.keydiff import SHORTEST
 
 
-@twin_of(reference.KeyDifference)
 class KeyDifference(Score[reference.KeyDifference]):
     """The negative cosine of a key and the mean direction."""
 

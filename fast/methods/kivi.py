@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from kvlab.fast.engine.policy import KeepSet, LayerCache, Observation, Precision, twin_of
+from kvlab.fast.engine.policy import KeepSet, LayerCache, Observation, Precision
 from kvlab.fast.engine.storage import EMPTY, Storage, quantize_oldest
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.notation import Int, Tensor
 from kvlab.reference.methods import kivi as reference
 
 
-@twin_of(reference.KeysPerChannelValuesPerToken)
 class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerToken]):
     """Quantise everything that is older than the residual window."""
 

@@ -1,10 +1,9 @@
 """Key norm (arXiv 2406.11430)."""
 
-from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State
 from kvlab.reference.methods import knorm as reference
 
 
-@twin_of(reference.KeyNorm)
 class KeyNorm(Score[reference.KeyNorm]):
     """The negative length of the key."""
 

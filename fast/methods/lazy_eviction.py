@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import logsigmoid
 
-from kvlab.fast.engine.policy import Elapsed, Needs, Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Elapsed, Needs, Observation, Score, State
 from kvlab.fast.kernels.decode import RecurrenceCounters, count_recurrence
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores, Tensor
 from kvlab.reference.cache import Column
@@ -23,7 +23,6 @@ DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
 """Maps of [0, ∞) onto (0, 1] that fall from 1: the forms of Appendix D and Table 5."""
 
 
-@twin_of(reference.Recurrence)
 class Recurrence(Score[reference.Recurrence]):
     """Rates how soon an entry is expected to matter again, judged by its own history."""
 

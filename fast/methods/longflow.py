@@ -2,7 +2,7 @@
 
 import torch
 
-from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State
 from kvlab.fast.engine.windows import (
     among_candidates,
     mean_pool,
@@ -13,7 +13,6 @@ from kvlab.reference.methods import longflow as reference
 from kvlab.reference.methods.longflow import KERNEL
 
 
-@twin_of(reference.Contribution)
 class Contribution(Score[reference.Contribution]):
     """Length of the weighted value in the newest output; after the prompt, attention of its end."""
 

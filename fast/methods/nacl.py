@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from kvlab.fast.engine.policy import Clock, Observation, Protect, Score, State, twin_of
+from kvlab.fast.engine.policy import Clock, Observation, Protect, Score, State
 from kvlab.fast.engine.windows import remember_queries, window, window_logits
 from kvlab.fast.kernels.attention import softmax
 from kvlab.fast.kernels.common import to_device
@@ -12,7 +12,6 @@ from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Score
 from kvlab.reference.methods import nacl as reference
 
 
-@twin_of(reference.ProxyAndSample)
 class ProxyAndSample(Score[reference.ProxyAndSample]):
     """Rank by proxy attention first, then by a random draw weighted with it."""
 
@@ -59,7 +58,6 @@ class ProxyAndSample(Score[reference.ProxyAndSample]):
         return softmax(raw, visible & is_proxy).sum(dim=3).mean(dim=2)
 
 
-@twin_of(reference.SinksAndTail)
 class SinksAndTail(Protect[reference.SinksAndTail]):
     """The first ``sinks`` and the last tokens of the prompt, together a share of the prompt."""
 

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.fast.engine.policy import Around, Budget, Clock, Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Around, Budget, Clock, Observation, Score, State
 from kvlab.fast.kernels.keep import in_ascending_position
 from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
 from kvlab.reference.checks import check_protected
 from kvlab.reference.methods import openvino as reference
 
 
-@twin_of(reference.PooledAttention)
 class PooledAttention(Score[reference.PooledAttention]):
     """Attention of all heads so far, each step's share pooled over the entries that follow."""
 
@@ -58,7 +57,6 @@ class PooledAttention(Score[reference.PooledAttention]):
         return total / counted.clamp(min=1)
 
 
-@twin_of(reference.CompletePages)
 class CompletePages(Budget[reference.CompletePages]):
     """As many complete pages as ``budget`` entries fill, and the page that is being written."""
 
@@ -71,7 +69,6 @@ class CompletePages(Budget[reference.CompletePages]):
         return places - held
 
 
-@twin_of(reference.Crushed)
 @dataclass(frozen=True)
 class Crushed(Around[reference.Crushed]):
     """Rates entries 1 that are kept: in the best pages, and in others whose patterns differ."""

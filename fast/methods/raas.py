@@ -3,13 +3,12 @@
 import torch
 from jaxtyping import Bool, Float, Int
 
-from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.kernels.keep import in_ascending_position, rank
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Tensor
 from kvlab.reference.methods import raas as reference
 
 
-@twin_of(reference.LastUse)
 class LastUse(Score[reference.LastUse]):
     """Generated step at which an entry was last attended to; prompt entries start at 0."""
 
@@ -46,7 +45,6 @@ class LastUse(Score[reference.LastUse]):
         return state.entries["stamp"].to(seen.queries.dtype)
 
 
-@twin_of(reference.PageUse)
 class PageUse(Score[reference.PageUse]):
     """Generated step at which a page of consecutive positions was last among the best."""
 

@@ -2,12 +2,11 @@
 
 import torch
 
-from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State
 from kvlab.reference.methods import random as reference
 from kvlab.reference.methods.random import BITS, whole_draws
 
 
-@twin_of(reference.Draw)
 class Draw(Score[reference.Draw]):
     """A random number per entry; the number of a sequence's layer is remembered per sequence."""
 

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.fast.engine.policy import Around, Candidates, Observation, Room, Scores, State, twin_of
+from kvlab.fast.engine.policy import Around, Candidates, Observation, Room, Scores, State
 from kvlab.fast.kernels.common import to_device
 from kvlab.reference.methods import random_attention as reference
 
 
-@twin_of(reference.PromptFirst)
 @dataclass(frozen=True)
 class PromptFirst(Around[reference.PromptFirst]):
     """A draw from [0, 1), and one more for the prompt, of which all but one of the places hold."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.engine.windows import (
     among_candidates,
     max_pool,
@@ -16,7 +16,6 @@ from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
 from kvlab.reference.methods import rkv as reference
 
 
-@twin_of(reference.ImportanceMinusRedundancy)
 class ImportanceMinusRedundancy(Score[reference.ImportanceMinusRedundancy]):
     """Attention of the last queries, less the similarity to other keys."""
 

@@ -1,12 +1,11 @@
 """RPC: reasoning path compression (arXiv 2505.13866)."""
 
-from kvlab.fast.engine.policy import Budget, Clock, Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Budget, Clock, Observation, Score, State
 from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window_received
 from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference.methods import rpc as reference
 
 
-@twin_of(reference.SelectorAttention)
 class SelectorAttention(Score[reference.SelectorAttention]):
     """Pooled attention of the selector window over the candidates."""
 
@@ -25,7 +24,6 @@ class SelectorAttention(Score[reference.SelectorAttention]):
         )
 
 
-@twin_of(reference.ShareOfGenerated)
 class ShareOfGenerated(Budget[reference.ShareOfGenerated]):
     """The generated part shrinks to 1/``compression`` of what was written."""
 

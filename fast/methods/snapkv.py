@@ -1,6 +1,6 @@
 """SnapKV: attention of the end of the prompt (arXiv 2404.14469)."""
 
-from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.engine.windows import (
     among_candidates,
     max_pool,
@@ -12,7 +12,6 @@ from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Score
 from kvlab.reference.methods import snapkv as reference
 
 
-@twin_of(reference.WindowAttention)
 class WindowAttention(Score[reference.WindowAttention]):
     """Pooled attention of the last ``window`` queries."""
 

@@ -1,11 +1,10 @@
 """TOVA: token omission via attention (arXiv 2401.06104)."""
 
-from kvlab.fast.engine.policy import Observation, Retention, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Retention, Score, State
 from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference.methods import tova as reference
 
 
-@twin_of(reference.LastRowAttention)
 class LastRowAttention(Score[reference.LastRowAttention]):
     """Attention that the newest token pays."""
 

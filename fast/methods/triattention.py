@@ -2,7 +2,7 @@
 
 import torch
 
-from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.engine.windows import query_statistic
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.notation import Candidates, Float, Marks, Room, Scores, Tensor
@@ -10,7 +10,6 @@ from kvlab.reference.methods import triattention as reference
 from kvlab.reference.methods.triattention import AHEAD, LEAST
 
 
-@twin_of(reference.TrigonometricSeries)
 class TrigonometricSeries(Score[reference.TrigonometricSeries]):
     """What a mean query pays, averaged over distances to come; the first of the prompt stay."""
 

@@ -1,10 +1,9 @@
 """Value norm: kvlab's control for scores that protect long values."""
 
-from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State, twin_of
+from kvlab.fast.engine.policy import Candidates, Observation, Room, Score, Scores, State
 from kvlab.reference.methods import value_norm as reference
 
 
-@twin_of(reference.ValueLength)
 class ValueLength(Score[reference.ValueLength]):
     """The length of the value."""
 

@@ -5,7 +5,7 @@ from math import pi
 
 import torch
 
-from kvlab.fast.engine.policy import Observation, Score, State, twin_of
+from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.engine.windows import (
     among_candidates,
     mean_pool,
@@ -21,7 +21,6 @@ from kvlab.reference.methods.random import BITS, draws
 from kvlab.reference.methods.vase import COLUMNS, KERNEL
 
 
-@twin_of(reference.LargeValuesAndSample)
 @dataclass(frozen=True)
 class LargeValuesAndSample(Score[reference.LargeValuesAndSample]):
     """Values of extreme range, then a draw without replacement by attention."""
@@ -61,7 +60,6 @@ def largeness(values: Float[Tensor, "*rows d"], size: str) -> Float[Tensor, "*ro
     return values.amax(dim=-1) - values.amin(dim=-1)
 
 
-@twin_of(reference.ProjectedNorms)
 @dataclass(frozen=True)
 class ProjectedNorms(Score[reference.ProjectedNorms]):
     """Lengths of key and value after a random projection, which all heads of a layer share."""

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 from kvlab.fast.engine.policy import BatchClock, KeepSet, LayerCache, Observation, Precision
 from kvlab.fast.engine.storage import Code
-from kvlab.fast.engine.twins import twin_of
 from kvlab.reference import precisions as reference
 
 
-@twin_of(reference.OnArrival)
 @dataclass(frozen=True)
 class OnArrival(Precision[reference.OnArrival]):
     """Every entry is coded once, right after the block in which it came has been attended."""

@@ -3,13 +3,11 @@
 import torch
 
 from kvlab.fast.engine.storage import Code
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts, Scale, decode_small, encode_small, scale_to
 from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.reference.precisions import fp8 as reference
 
 
-@twin_of(reference.FP8)
 class FP8(Code[reference.FP8]):
     """One byte per element."""
 

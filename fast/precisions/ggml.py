@@ -3,7 +3,6 @@
 import torch
 
 from kvlab.fast.engine.storage import Code
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts
 from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.fast.kernels.quantise import pack, unpack
@@ -11,7 +10,6 @@ from kvlab.reference.precisions import ggml as reference
 from kvlab.reference.precisions.ggml import BLOCK
 
 
-@twin_of(reference.GGML)
 class GGML(Code[reference.GGML]):
     """One byte or half a byte per element, and two bytes per block."""
 

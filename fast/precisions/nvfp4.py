@@ -3,7 +3,6 @@
 import torch
 
 from kvlab.fast.engine.storage import Code
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts, Scale, decode_small, encode_small, scale_to
 from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.fast.kernels.quantise import pack, per_element, unpack
@@ -12,7 +11,6 @@ from kvlab.reference.precisions import nvfp4 as reference
 from kvlab.reference.precisions.nvfp4 import BLOCK
 
 
-@twin_of(reference.NVFP4)
 class NVFP4(Code[reference.NVFP4]):
     """Half a byte per element, and a byte per block of channels."""
 

@@ -8,7 +8,6 @@ from math import pi, sqrt
 import torch
 
 from kvlab.fast.engine.storage import Code
-from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.codes import Parts, constant
 from kvlab.fast.kernels.notation import Float, Tensor, UInt8
 from kvlab.fast.kernels.quantise import pack, to_float16, unpack
@@ -16,7 +15,6 @@ from kvlab.reference.notation import Array
 from kvlab.reference.precisions import turboquant as reference
 
 
-@twin_of(reference.TurboQuantMSE)
 class TurboQuantMSE(Code[reference.TurboQuantMSE]):
     """The version that minimises the squared error."""
 
@@ -46,7 +44,6 @@ class TurboQuantMSE(Code[reference.TurboQuantMSE]):
         )
 
 
-@twin_of(reference.TurboQuantProd)
 class TurboQuantProd(Code[reference.TurboQuantProd]):
     """The version whose inner products with any query are right on average."""
 

@@ -8,7 +8,8 @@ classes are used as they are.
 |---|---|---|
 | `settings`, `points` | all | what was configured; what is refused, other versions too |
 | `backend` | worker | the platform's attention, over the kept blocks |
-| `requests`, `blocks` | worker | what a request's score remembers; decisions; reading blocks |
+| `requests`, `turns` | worker | who is in the batch; what is observed of a request and evicted |
+| `blocks` | worker | reading keys and values out of vLLM's blocks |
 | `connector` | both | says to the worker who is in its batch, to the scheduler what was evicted |
 | `manager` | scheduler | frees blocks, and admits only requests that will never be preempted |
 """

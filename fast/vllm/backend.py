@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 
 from kvlab.fast.vllm import own_backend
 from kvlab.fast.vllm.settings import Settings, UnsupportedError, settings_of
+from kvlab.fast.vllm.turns import take_turns
 
 
 class Evicting:
@@ -52,7 +53,8 @@ class Observed:
         if batch is None:
             return forward(layer, query, *tensors, metadata, **named)
         found = forward(layer, query, *tensors, batch.metadata, **named)
-        batch.attended(self, layer, query)
+        if batch.attended(self, layer, query):
+            take_turns(batch, getattr(self, "logits_soft_cap", None) or None)
         return found
 
 

@@ -1,27 +1,17 @@
-"""The worker's side: what every request has kept, and what its score remembers.
+"""The worker's side: who is in a step's batch, what each request has kept, and what waits.
 
-Queries wait until a block is full or a decision is due; then the score observes them at once, and
-keys and values are read from vLLM's blocks for that alone. The layers of a request are the batch
-axis of the engine's cache, and decide together.
+`Requests` are those of a table of blocks, from step to step; a `Batch` holds what is there in one
+step; once all layers have attended, each of its requests has its turn (`kvlab.fast.vllm.turns`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch.nn.functional import pad
-from vllm.distributed import tensor_model_parallel_all_gather as all_gather
-
-from kvlab.fast.engine.cache import BatchClock, LayerCache
-from kvlab.fast.engine.observation import Attended, LayerView, Observation, parts
-from kvlab.fast.engine.step import apply, decide
-from kvlab.fast.kernels.attention import logits, softmax, visible, weighted_values
-from kvlab.fast.kernels.notation import Float, Int, Queries, Tensor, Vectors
+from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.fast.vllm.blocks import Layout
 from kvlab.fast.vllm.settings import Settings, UnsupportedError
-from kvlab.reference.observation import Clock
 
 
 @dataclass(frozen=True)
@@ -143,8 +133,8 @@ class Batch:
             changed["seq_lens_cpu_upper_bound"] = lengths.cpu()
         return {**changed, "max_seq_len": int(lengths.max())}
 
-    def attended(self, attention: Any, layer: Any, query: Float[Tensor, "tokens H d"]) -> None:
-        """Note the queries of a layer; after the last one, let scores observe and decide."""
+    def attended(self, attention: Any, layer: Any, query: Float[Tensor, "tokens H d"]) -> bool:
+        """Note the queries of a layer; say whether it was the last one."""
         number, requests = self.all.layers[layer.layer_name], self.all
         if requests.layout is None:
             requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
@@ -156,178 +146,4 @@ class Batch:
             if (factor := attention.scale * query.shape[-1] ** 0.5) != 1:
                 self.queries[number] *= factor
         self.attended_layers += 1
-        if self.attended_layers == len(requests.layers):
-            softcap = getattr(attention, "logits_soft_cap", None) or None
-            for row, (place, *_) in enumerate(self.rows):
-                if -(-place.last // self.block) > requests.settings.blocks:  # else it ends before
-                    Turn(self, row, softcap).take()
-
-
-class Turn:
-    """What is done about one request when all layers have attended."""
-
-    def __init__(self, batch: Batch, row: int, softcap: float | None) -> None:
-        self.requests, self.table, self.softcap = batch.all, batch.table[row], softcap
-        self.place, self.request, start, end = batch.rows[row]
-        self.request.waiting.append((batch, start, end))
-        self.settings, self.policy = batch.all.settings, batch.all.settings.policy
-        self.clocks: dict[tuple[int, int, int], BatchClock] = {}
-        """One for all layers, which share what they compute from it."""
-
-    def take(self) -> None:
-        """Observe and decide, if it is time."""
-        place, settings, request = self.place, self.settings, self.request
-        schedule, remembers = settings.specification.schedule, settings.remembers
-        if place.seen < place.prompt:
-            decides, observes = False, not self.policy.on_host
-        else:
-            reads = place.seen - place.tokens < place.prompt
-            clock = Clock(place.seen, place.prompt if reads else place.tokens, place.prompt)
-            over = len(request.kept(place.seen, settings.block)) > settings.blocks
-            decides = over and schedule.due(clock)
-            observes = reads or place.seen % settings.block == 0
-            remembers = remembers and not schedule.ended(clock)
-        if decides or (observes and remembers):
-            self.observe(decides)
-        if decides or observes or not remembers:
-            request.waiting.clear()
-            request.observed = place.seen
-
-    def observe(self, decides: bool) -> None:
-        """Let the score observe what waits, and decide."""
-        place, block = self.place, self.settings.block
-        kept = self.request.kept(place.seen, block)
-        positions = torch.cat([torch.arange(n * block, (n + 1) * block) for n in kept])
-        positions = positions[positions < place.seen].to(self.table.device, torch.int32)
-        layout, layers = self.requests.layout, self.requests.layers
-        ids = self.table[torch.tensor(kept, device=self.table.device)].long()
-        caches = [self.requests.caches[name] for name in layers]
-        keys, values = layout.read(caches, ids, len(positions))
-        heads = (keys, values, self.queries(keys))  # of this rank
-        keys, values, queries = (all_gather(x.contiguous(), dim=1) for x in heads)
-        size = len(layers) if self.policy.is_plain else 1
-        groups = [slice(first, first + size) for first in range(0, len(layers), size)]
-        remembered = self.request.layers or [({}, {})] * len(groups)
-        seen = [
-            self.observe_layers(group, (keys[group], values[group], queries[group]), positions, old)
-            for group, old in zip(groups, remembered, strict=True)
-        ]
-        if decides:
-            self.decide(seen)
-        names = tuple(self.policy.score.columns)
-        self.request.layers = [
-            ({name: each.cache.columns[name].clone() for name in names}, each.cache.state.stream)
-            for each in seen
-        ]
-
-    def queries(self, keys: Vectors) -> Queries:
-        """Return the queries that wait, of all layers; zeros if no score reads them."""
-        L, G, _, d = keys.shape
-        kept = [(batch.queries, *rows) for batch, *rows in self.request.waiting]
-        rows = [every[:, start:end] for every, start, end in kept if every is not None]
-        if not rows:
-            return keys.new_zeros((L, G, 1, self.place.seen - self.request.observed, d))
-        return torch.cat(rows, dim=1).unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4)
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield first and last token of the blocks in which the score observes what waits."""
-        first, seen, needs = self.request.observed, self.place.seen, self.policy.needs
-        if not self.settings.remembers:
-            yield seen - 1, seen
-        elif seen <= self.place.prompt or needs.may_wait or needs.rows != "all":
-            yield first, seen
-        else:
-            yield from ((token, token + 1) for token in range(first, seen))
-
-    def observe_layers(
-        self,
-        layers: slice,
-        given: tuple[Vectors, Vectors, Queries],
-        positions: Int[Tensor, " n"],
-        remembered: tuple[dict[str, Tensor], dict[str, Any]],
-    ) -> Observation:
-        """Let the score observe what waits in some layers, and return what it saw last."""
-        cache, queries, pieces = self.policy.empty_cache(), given[2], list(self.pieces())
-        self.append(cache, given, positions, 0, pieces[0][0])
-        cache.layers, cache.state.stream = len(queries), dict(remembered[1])
-        for name, column in remembered[0].items():
-            cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
-        found = []
-        for start, end in pieces:
-            self.append(cache, given, positions, start, end)
-            last = queries.shape[3] - (self.place.seen - end)
-            rows = queries[:, :, :, last - (end - start) : last]
-            clock = self.clock(len(rows), start, end)
-            found.append(self.observe_piece(cache, layers, rows, clock))
-        return found[-1]
-
-    def clock(self, layers: int, start: int, end: int) -> BatchClock:
-        """Return the clock of tokens ``start`` to ``end``, for all layers."""
-        device, key = self.table.device, (layers, start, end)
-        if key not in self.clocks:
-            row = Clock(end, end - start, self.place.prompt)
-            positions = torch.arange(start, end, dtype=torch.int32, device=device)
-            prompt = torch.full((layers, 1, 1), row.prompt, dtype=torch.int32, device=device)
-            self.clocks[key] = BatchClock((row,) * layers, positions.expand(layers, -1), prompt)
-        return self.clocks[key]
-
-    def append(
-        self, cache: LayerCache, given: Any, positions: Int[Tensor, " n"], start: int, end: int
-    ) -> None:
-        """Append the entries of tokens ``start`` to ``end`` to the cache of all layers."""
-        of_block = (positions >= start) & (positions < end)
-        keys, values, own = given[0][:, :, of_block], given[1][:, :, of_block], positions[of_block]
-        if len(own):
-            clock = self.clock(len(keys), 0, len(own))
-            cache.append(keys, values, replace(clock, positions=own.expand(len(keys), -1), memo={}))
-
-    def observe_piece(
-        self, cache: LayerCache, layers: slice, queries: Queries, clock: BatchClock
-    ) -> Observation:
-        """Let the score observe tokens whose entries are the last ones."""
-        policy = self.policy
-        seen = Observation(
-            clock=clock,
-            numbers=self.requests.numbers[layers],
-            layers=self.requests.of_model,
-            given_queries=queries.to(cache.dtype),
-            query_positions=clock.positions,
-            view=LayerView(cache, self.softcap),
-            confidence=queries.new_full((1, clock.rows[0].seen), torch.nan),
-        )
-        rows = policy.reads(clock)
-        if rows == "all" and not policy.on_host:
-            for part in parts(seen.queries, 4 * len(cache)):  # as large as the allocator reuses
-                seen.attended = self.attention(seen, part)
-                policy.score.observe(cache.state, seen.part(part, seen.attended))
-            return seen
-        if rows != "none":
-            seen.attended = self.attention(seen, slice(None if rows == "all" else -1, None))
-            if policy.needs.output:
-                seen.attended.output = weighted_values(seen.attention, seen.values)
-        policy.score.observe(cache.state, seen)
-        return seen
-
-    def attention(self, seen: Observation, rows: slice) -> Attended:
-        """Return what some of the queries, which are those of the last entries, pay every entry."""
-        first, stop, _ = rows.indices(seen.queries.shape[3])
-        later = seen.queries.shape[3] - stop
-        read = slice(seen.keys.shape[2] - later)
-        own = seen.positions[:, :, read][:, :, first - stop :]
-        products = logits(seen.queries[:, :, :, rows], seen.keys[:, :, read], self.softcap)
-        paid = softmax(products, visible(seen.query_positions[:, rows], own))
-        return Attended(pad(paid, (0, later)))
-
-    def decide(self, every: list[Observation]) -> None:
-        """Decide in the layers of the table together, and evict."""
-        block, place = self.settings.block, self.place
-        for seen in every:
-            due = [True] * len(seen.clock.rows)
-            apply(self.policy, seen, decide(self.policy, seen, due, every))
-            lowest = seen.cache.lowest_scores
-            if lowest is not None and lowest.isnan().any():
-                raise ValueError(f"scores must not be NaN: {self.settings.method} gave one")
-        stay = set((every[0].cache.positions[0, 0] // block).tolist())
-        evicted = tuple(n for n in self.request.kept(place.seen, block) if n not in stay)
-        self.request.evicted.update(evicted)
-        self.requests.evictions.append((place.request_id, place.turn, evicted))
+        return self.attended_layers == len(requests.layers)

@@ -113,11 +113,8 @@ class FastLooks(Score):
 
 @twin_of(Falling)
 class FastFalling(Budget):
-    def room(self, clock, entries, safe):
-        return None  # it depends on the layer
-
-    def room_of_layer(self, clock, entries, safe, layer, layers):
-        return self.spec.entries(layer, layers) - safe
+    def room_of_layer(self, clock, entries, protected, layer, layers):
+        return self.spec.entries(layer, layers) - protected
 '''
 
 
