@@ -1,8 +1,11 @@
 """Refusals of arguments: every error names the argument, its value, and what is allowed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
-from typing import Any
+from typing import Any, Literal
+
+Limit = float | tuple[float, float] | Literal["odd"]
+"""A least value, the least and the largest, or odd."""
 
 
 def check_at_least(least: float, **arguments: float | None) -> None:
@@ -34,6 +37,19 @@ def check_between(least: float, most: float, **arguments: float) -> None:
 def check_share(**arguments: float) -> None:
     """Raise ValueError naming the first argument that is not between 0 and 1."""
     check_between(0, 1, **arguments)
+
+
+def check_limits(options: Any, limits: Mapping[str, Limit]) -> None:
+    """Raise ValueError naming the first attribute that is beyond its limit; None never is."""
+    for name, limit in limits.items():
+        if (value := getattr(options, name)) is None:
+            continue
+        if isinstance(limit, tuple):
+            check_between(*limit, **{name: value})
+        elif limit == "odd":
+            check_kernel(value)
+        else:
+            check_at_least(limit, **{name: value})
 
 
 def check_kernel(kernel: int) -> None:

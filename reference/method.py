@@ -13,7 +13,7 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import Any, ClassVar, Literal
 
-from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.checks import Limit, check_choice, check_limits
 from kvlab.reference.files import Divergence
 from kvlab.reference.granularity import (
     KVHeads,
@@ -76,11 +76,14 @@ class Method(ABC):
     empty: the method with its defaults."""
     seeded_by: ClassVar[str] = "seed"
     """The option, if there is one of this name, that a run gives its seed unless it is stated."""
+    limits: ClassVar[Mapping[str, Limit]] = {}
+    """Options that have a least value, or that and a largest one; ``odd``: kernels of a pooling."""
     before_another: ClassVar["type[Wrapper] | None"] = None
     """What the method's name means before another method, as in ``random:h2o``."""
 
     def __post_init__(self) -> None:
         check_options(type(self), self.name, vars(self))
+        check_limits(self, self.limits)
 
     @property
     def needs_budget(self) -> bool:
@@ -134,6 +137,7 @@ class CommonOptions(Wrapper):
     """A method with the options of every method: what is protected, what is evicted together."""
 
     name = "every method"
+    limits = {"page": 1}
 
     sinks: int = 0
     """First tokens of the text that are protected."""
@@ -158,7 +162,6 @@ class CommonOptions(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, page=self.page)
         check_choice(precisions(), precision=self.precision)
 
     def policy(self, budget: int | None) -> Policy:

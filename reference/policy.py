@@ -8,6 +8,7 @@
 | How precisely is it kept? | `Precision` |
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,13 +83,12 @@ class Budget(ABC):
 
 
 class Schedule(ABC):
-    """When does it evict? ``str`` says it in words."""
-
-    words = ""
-    """Those words, with the schedule's fields in braces."""
+    """When does it evict? ``str`` gives the docstring's first sentence, and the fields' values."""
 
     def __str__(self) -> str:
-        return self.words.format(**vars(self)) or repr(self)
+        sentence = " ".join((self.__doc__ or repr(self)).partition(".\n")[0].split()).rstrip(".")
+        said = re.sub(r"``(\w+)``", lambda field: str(getattr(self, field[1])), sentence)
+        return said[0].lower() + said[1:]
 
     @abstractmethod
     def due(self, clock: Clock) -> bool:
@@ -167,8 +167,6 @@ def crosses(before: int, after: int, period: int, offset: int = 0) -> bool:
 class Never(Schedule):
     """Nothing is ever selected."""
 
-    words = "nothing is ever selected"
-
     def due(self, clock: Clock) -> bool:
         return False
 
@@ -190,8 +188,6 @@ class Periodic(Schedule):
 class EveryBlock(Periodic):
     """After every block of prefill and every ``every`` generated token(s)."""
 
-    words = "after every block of prefill and every {every} generated token(s)"
-
     def due(self, clock: Clock) -> bool:
         generated = crosses(clock.generated_before, clock.generated, self.every)
         return clock.prefilling or generated
@@ -201,8 +197,6 @@ class EveryBlock(Periodic):
 class EveryDecode(Periodic):
     """At generated token W, 2W, … for W = ``every``; never in prefill."""
 
-    words = "at generated token W, 2W, … for W = {every}; never in prefill"
-
     def due(self, clock: Clock) -> bool:
         return crosses(clock.generated_before, clock.generated, self.every)
 
@@ -210,8 +204,6 @@ class EveryDecode(Periodic):
 @dataclass(frozen=True)
 class AfterPrefill(Schedule):
     """Once, after the last block of the prompt."""
-
-    words = "once, after the last block of the prompt"
 
     def due(self, clock: Clock) -> bool:
         return clock.prefill_ends
@@ -224,8 +216,6 @@ class AfterPrefill(Schedule):
 class AfterPrefillThenEverySeen(Periodic):
     """When the prompt is complete, then whenever the tokens seen reach a multiple of ``every``."""
 
-    words = "when the prompt is complete, then whenever the tokens seen reach a multiple of {every}"
-
     def due(self, clock: Clock) -> bool:
         before = clock.seen - clock.block
         decoding = not clock.prefilling and crosses(before, clock.seen, self.every)
@@ -234,9 +224,7 @@ class AfterPrefillThenEverySeen(Periodic):
 
 @dataclass(frozen=True)
 class AfterPrefillThenEveryDecode(EveryDecode):
-    """When the prompt is complete, then whenever ``every`` more tokens were generated."""
-
-    words = "when the prompt is complete, then at generated token W, 2W, … for W = {every}"
+    """When the prompt is complete, then at generated token W, 2W, … for W = ``every``."""
 
     def due(self, clock: Clock) -> bool:
         return clock.prefill_ends or super().due(clock)
@@ -248,17 +236,13 @@ class EverySeenBeyond(Periodic):
 
     start: int = 0
 
-    words = "whenever {every} more were seen, counted from the first {start} on"
-
     def due(self, clock: Clock) -> bool:
         return crosses(clock.seen - clock.block, clock.seen, self.every, self.start)
 
 
 @dataclass(frozen=True)
 class EveryGeneratedBeyond(EverySeenBeyond):
-    """The same, never in prefill."""
-
-    words = EverySeenBeyond.words + ", never in prefill"
+    """Whenever ``every`` more were seen, counted from the first ``start`` on, never in prefill."""
 
     def due(self, clock: Clock) -> bool:
         return not clock.prefilling and super().due(clock)
@@ -266,14 +250,11 @@ class EveryGeneratedBeyond(EverySeenBeyond):
 
 @dataclass(frozen=True)
 class EveryMultipleBeyond(EveryGeneratedBeyond):
-    """Whenever a token is generated, more than ``start`` entries are there, and ``every`` divides
-    their number; ``start`` stay. Where it divides ``start``, this is `EveryGeneratedBeyond`.
-    """
+    """Whenever a token is generated and a multiple of ``every`` entries, more than ``start``, are
+    there.
 
-    words = (
-        "whenever a token is generated and a multiple of {every} entries, more than {start}, are "
-        "there"
-    )
+    Of these ``start`` stay. Where ``every`` divides ``start``, this is `EveryGeneratedBeyond`.
+    """
 
     def due(self, clock: Clock) -> bool:
         first = (max(self.start, clock.prompt) // self.every + 1) * self.every
@@ -295,8 +276,6 @@ class EveryGenerated(Schedule):
             raise ValueError(
                 f"selector = {self.selector} must be smaller than interval = {self.interval}"
             )
-
-    words = "at P + R, 2P + R, … generated tokens, for P = {interval} and R = {selector}"
 
     def due(self, clock: Clock) -> bool:
         return crosses(clock.generated_before, clock.generated, self.interval, self.selector)

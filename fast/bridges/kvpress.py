@@ -24,7 +24,6 @@ from kvlab.fast.engine.step import attend, begin
 from kvlab.fast.huggingface.rotary import rotation
 from kvlab.fast.kernels.notation import Candidates, Float, Room, Scores, Tensor
 from kvlab.reference import policy as reference
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.generators import seeded
 from kvlab.reference.method import Method, require_budget
 from kvlab.reference.methods import parse
@@ -71,10 +70,7 @@ class Pressed(Method):
     """Seed of all that the press draws; a ``seed`` of its own stays what it is in kvpress."""
 
     seeded_by = "draw_seed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(0, draw_seed=self.draw_seed)
+    limits = {"draw_seed": 0}
 
     def policy(self, budget: int | None) -> reference.Policy:
         budget, kind = require_budget(self.name, budget), scorer(self.name.partition(":")[2])

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.attention import softmax, visible
-from kvlab.reference.checks import check_at_least, check_kernel
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Bool, Column, Float, Int, Observation, State
@@ -148,6 +147,7 @@ class AhaKV(Method):
     source = "Gu et al., AhaKV: Adaptive Holistic Attention-Driven KV Cache Eviction, 2506.03762"
     published = "2025-06"
     equations = ("AhaKV 5", "AhaKV 12", "AhaKV 13", "AhaKV 14", "AhaKV 15")
+    limits = {"recent": 1, "gain_factor": 0, "gain_floor": 0, "kernel": "odd"}
     examples = (
         Example("ahakv@recent=3"),
         Example("ahakv@recent=3,accumulation=all"),
@@ -160,12 +160,6 @@ class AhaKV(Method):
         "ahakv-ra": "ahakv@accumulation=all",
         "ahakv-vp": "ahakv@value_prior=none",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, recent=self.recent)
-        check_at_least(0, gain_factor=self.gain_factor, gain_floor=self.gain_floor)
-        check_kernel(self.kernel)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.checks import check_kernel
 from kvlab.reference.granularity import with_score
 from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.observation import Array, Bool, Float, Marks, Observation, Scores, State
@@ -206,6 +205,7 @@ class Caote(Wrapper):
     )
     published = "2025-04"
     equations = ("CAOTE 7", "CAOTE 8", "CAOTE 21", "CAOTE 22", "CAOTE 23")
+    limits = {"pool": "odd"}
     examples = (
         Example("caote:h2o@recent=4"),
         Example("caote:tova"),
@@ -222,8 +222,6 @@ class Caote(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pool is not None:
-            check_kernel(self.pool)
         if self.heads == "layer" and self.several != "independent":
             raise ValueError("heads = 'layer' needs several = 'independent'")
         if self.several != "independent" and self.pool is not None:

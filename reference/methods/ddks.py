@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.checks import check_choice
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.methods.rpc import RPC
@@ -100,6 +100,7 @@ class DDKS(Method):
     published = "2024-02"
     equations = ("DDKS 1", "DDKS 2")
     budgeted = False
+    limits = {"group": 1}
     examples = (
         Example("ddks@interval=6,selector=3,group=4", None),
         Example("ddks@reading=mikv,group=4", shared=False),
@@ -110,7 +111,6 @@ class DDKS(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(WIDTHS, bits=self.bits)
-        check_at_least(1, group=self.group)
 
     @property
     def needs_budget(self) -> bool:

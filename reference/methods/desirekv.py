@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.checks import check_at_least, check_choice, check_share
+from kvlab.reference.checks import check_choice
 from kvlab.reference.method import Example, Method
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
@@ -270,6 +270,9 @@ class DesireKV(Method):
     published = "2026-01"
     equations = tuple(f"DesireKV {number}" for number in range(3, 10))
     budgeted = False
+    limits = {"radius": 0, "seed": 0, "group": 1} | dict.fromkeys(
+        ("importance_quantile", "sensitivity_quantile", "doubt_quantile"), (0, 1)
+    )
     examples = (
         Example("desirekv@interval=6,selector=3,group=4", None),
         Example("desirekv@interval=6,selector=3,group=4,doubt_shift=0", None, shared=False),
@@ -285,16 +288,9 @@ class DesireKV(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, radius=self.radius, seed=self.seed)
-        check_at_least(1, group=self.group)
         widths = (*WIDTHS, FULL_BITS)
         check_choice(widths, low_bits=self.low_bits, high_bits=self.high_bits)
         check_choice((None, *widths), value_bits=self.value_bits)
-        check_share(
-            importance_quantile=self.importance_quantile,
-            sensitivity_quantile=self.sensitivity_quantile,
-            doubt_quantile=self.doubt_quantile,
-        )
 
     def policy(self, budget: int | None = None) -> Policy:
         if budget is not None and self.scope != "all":

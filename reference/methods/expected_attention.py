@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.attention import softmax
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.observation import Array, Bool, Float, Marks, Needs, Observation, Scores, State
@@ -134,6 +133,7 @@ class ExpectedAttention(Method):
     source = "Devoto et al., Expected Attention, 2510.00636"
     published = "2025-10"
     equations = tuple(f"Expected-Attention {number}" for number in range(1, 5))
+    limits = {"ahead": 1, "every": 1, "buffer": 1, "sinks": 0, "epsilon": 0}
     examples = (
         Example("expected_attention@every=3,ahead=5,sinks=2,buffer=4"),
         Example("expected_attention@every=3,ahead=5,sinks=1,origin=buffer,epsilon=0.02"),
@@ -142,8 +142,6 @@ class ExpectedAttention(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, ahead=self.ahead, every=self.every, buffer=self.buffer)
-        check_at_least(0, sinks=self.sinks, epsilon=self.epsilon)
         if self.statistics is not None:
             read_statistics(self.statistics)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.checks import check_choice
 from kvlab.reference.method import Example, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
 from kvlab.reference.observation import Array, Bool, KeepSet, Observation
@@ -67,6 +67,7 @@ class KIVI(Method):
     published = "2024-02"
     equations = ("KIVI 1", "KIVI 2", "KIVI 3", "KIVI 4", "KIVI 5")
     budgeted = False
+    limits = {"group": 1, "residual": 1}
     examples = (
         Example("kivi@group=4,residual=8", None),
         Example("kivi@group=4,residual=8,key_bits=8,value_bits=2", None),
@@ -82,7 +83,6 @@ class KIVI(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, group=self.group, residual=self.residual)
         check_choice(WIDTHS, key_bits=self.key_bits, value_bits=self.value_bits)
         if self.residual % self.group:
             raise ValueError(

@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.attention import GroupReduction, reduce_group
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Column, Float, Needs, Observation, State
@@ -142,6 +141,7 @@ class LazyEviction(Method):
     source = "Zhang et al., LazyEviction: Lagged KV Eviction, arXiv 2506.15969, §4, App. A, B, D"
     published = "2025-06"
     equations = ("LazyEviction 1", "LazyEviction 2", "LazyEviction 5")
+    limits = {"window": 1, "threshold": 0}
     examples = (
         Example("lazy_eviction@window=4,threshold=0.05"),
         Example("lazy_eviction@window=4,threshold=2.0", shared=False),
@@ -161,11 +161,6 @@ class LazyEviction(Method):
             for form in ("exp", "tanh", "inverse", "log")
         },
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, window=self.window)
-        check_at_least(0, threshold=self.threshold)
 
     @classmethod
     def tracker(cls, threshold: float) -> Recurrence:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least, check_window
+from kvlab.reference.checks import check_window
 from kvlab.reference.granularity import OneForAllHeads
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.observation import Marks, Needs, Observation, Scores, State
@@ -64,15 +64,12 @@ class LongFlow(Method):
     source = "Su et al., LongFlow: Efficient KV Cache Compression, 2603.11504"
     published = "2026-03"
     equations = ("LongFlow 1", "LongFlow 2")
+    limits = {"window": 1}
     examples = (
         Example("longflow@window=3"),
         Example("longflow@window=3,heads=apart"),
     )
     compared = ("longflow@window=16", "longflow@window=16,recent=1")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, window=self.window)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlab.reference.attention import softmax
-from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefill, Entries, Policy, Protect, Score
@@ -111,6 +110,7 @@ class NACL(Method):
     source = "Chen et al., NACL: A General and Effective KV Cache Eviction Framework, 2408.03675"
     published = "2024-08"
     equations = ("NACL 1", "NACL 2")
+    limits = {"sinks": 0, "seed": 0, "proxy_share": (0, 1), "random_part": (0, 1)}
     examples = (
         Example("nacl@proxy_share=0.2,sinks=2,recent=2"),
         Example("nacl@proxy_share=0.2,sinks=2,recent=2,causal=false", shared=False),
@@ -118,8 +118,6 @@ class NACL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, sinks=self.sinks, seed=self.seed)
-        check_share(proxy_share=self.proxy_share, random_part=self.random_part)
         if not self.temperature > 0:
             raise ValueError(f"temperature = {self.temperature} must be positive")
 

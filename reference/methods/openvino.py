@@ -22,7 +22,6 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.attention import reduce_group
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import OfPages, Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
@@ -175,17 +174,12 @@ class OpenVINO(Method):
     source = "OpenVINO GenAI 2026.4, CacheEvictionConfig; no paper"
     published = "2024-11"
     equations = ("OpenVINO 1", "OpenVINO 2", "OpenVINO 3", "OpenVINO 4")
+    limits = {"page": 1, "pool": 1, "start": 0, "recent": 0, "window": 0, "chunk": 0, "crush": 0}
     examples = (
         Example("openvino@start=1,recent=4,page=1,pool=3,window=3"),
         Example("openvino@start=2,recent=2,page=2,aggregation=sum,pool=2,window=0", shared=False),
     )
     compared = ("openvino@start=16,recent=32,page=16",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, page=self.page, pool=self.pool)
-        check_at_least(0, start=self.start, recent=self.recent, window=self.window)
-        check_at_least(0, chunk=self.chunk, crush=self.crush)
 
     def policy(self, budget: int | None) -> Policy:
         pages = CompletePages(require_budget(self.name, budget), self.page, self.crush)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
@@ -113,6 +112,7 @@ class RaaS(Method):
     source = "Hu et al., RaaS: Reasoning-Aware Attention Sparsity, 2502.11147"
     published = "2025-02"
     equations = ("RaaS 1", "RaaS 2", "RaaS 3")
+    limits = {"threshold": 0, "page": 1}
     examples = (
         Example("raas@pin_prompt=false,threshold=0.05"),
         Example("raas@pin_prompt=false,threshold=0.0625", 15, shared=False),
@@ -124,11 +124,8 @@ class RaaS(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, threshold=self.threshold)
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share = {self.share} must be above 0 and at most 1")
-        if self.page is not None:
-            check_at_least(1, page=self.page)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import OneForAllHeads, with_score
 from kvlab.reference.method import Example, Method, Wrapper, require_budget
 from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
@@ -76,10 +75,6 @@ class _Drawing(Method):
     source = "the control; no paper"
     published = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(0, seed=self.seed)
-
 
 @dataclass(frozen=True)
 class _MatchedControl(_Drawing, Wrapper):
@@ -102,6 +97,7 @@ class Random(_Drawing):
     """Generated tokens between two evictions."""
 
     equations = ("Random 1", "Random 2")
+    limits = {"seed": 0}
     examples = (Example("random@recent=2"), Example("random@recent=2,draw=once", shared=False))
     compared = ("random", "random@recent=16")
     before_another = _MatchedControl

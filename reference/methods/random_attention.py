@@ -9,7 +9,7 @@ Equations (numbered here):
 from dataclasses import dataclass
 from typing import Literal
 
-from kvlab.reference.checks import check_at_least, check_window
+from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.random import Draw
 from kvlab.reference.observation import Marks, Observation, Scores, State
@@ -57,16 +57,12 @@ class RandomAttention(Method):
     source = "Random Attention, 2609.03430"
     published = "2026-09"
     equations = ("Random-Attention 1", "Random-Attention 2")
+    limits = {"recent": 1, "seed": 0}
     examples = (
         Example("random_attention@recent=3"),
         Example("random_attention@recent=2,newest=beside", shared=False),
     )
     compared = ("random_attention@recent=16",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, recent=self.recent)
-        check_at_least(0, seed=self.seed)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

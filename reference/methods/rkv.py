@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlab.reference.attention import softmax
-from kvlab.reference.checks import check_at_least, check_kernel, check_share, check_window
+from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
@@ -83,17 +83,12 @@ class RKV(Method):
     source = "Cai et al., R-KV: Redundancy-aware KV Cache Compression, 2505.24133"
     published = "2025-05"
     equations = ("R-KV 1", "R-KV 2", "R-KV 3", "R-KV 4")
+    limits = {"window": 1, "every": 1, "kernel": "odd", "mix": (0, 1)}
     examples = (
         Example("rkv@every=6,window=3"),
         Example("rkv@every=6,window=3,mix=0.5,similarity=0.2", shared=False),
     )
     compared = ("rkv@every=16",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, window=self.window, every=self.every)
-        check_kernel(self.kernel)
-        check_share(mix=self.mix)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

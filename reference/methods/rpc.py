@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least, check_kernel
 from kvlab.reference.method import Example, Method
 from kvlab.reference.observation import NO_ATTENTION, Clock, Marks, Observation, Scores, State
 from kvlab.reference.policy import Budget, Edges, Entries, EveryGenerated, Policy, Score
@@ -83,17 +82,13 @@ class RPC(Method):
     published = "2025-05"
     equations = ("RPC 1", "RPC 2", "RPC 3", "RPC 4")
     budgeted = False
+    limits = {"compression": 1, "kernel": "odd"}
     examples = (
         Example("rpc@interval=6,selector=3,compression=3.0", None),
         Example("rpc@interval=6,selector=3,compression=3.0,heads=group", None, shared=False),
         Example("rpc@interval=6,selector=3", 28, shared=False),
     )
     compared = ("rpc@interval=32,selector=8",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, compression=self.compression)
-        check_kernel(self.kernel)
 
     def policy(self, budget: int | None = None) -> Policy:
         return Policy(

@@ -9,7 +9,7 @@ Equations (numbered here):
 from dataclasses import dataclass
 from typing import Literal
 
-from kvlab.reference.checks import check_at_least, check_kernel, check_window
+from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
@@ -68,6 +68,7 @@ class SnapKV(Method):
     source = "Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, 2404.14469"
     published = "2024-04"
     equations = ("SnapKV 1", "SnapKV 2")
+    limits = {"window": 1, "kernel": "odd"}
     examples = (
         Example("snapkv@window=4"),
         Example("snapkv@window=4,schedule=every_block"),
@@ -75,11 +76,6 @@ class SnapKV(Method):
         Example("snapkv@window=3,border=shrink", shared=False),
     )
     compared = ("snapkv@window=16,schedule=every_block",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, window=self.window)
-        check_kernel(self.kernel)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
@@ -92,9 +91,10 @@ def pair_lengths(
 
 @dataclass(frozen=True)
 class OnceFull(EveryGeneratedBeyond):
-    """When a token is generated and ``every`` entries too many are there; a long prompt at once."""
+    """Whenever a token is generated and ``every`` entries more than ``start`` are there.
 
-    words = "whenever a token is generated and {every} entries more than {start} are there"
+    A prompt that is longer is cut at the first generated token.
+    """
 
     def due(self, clock: Clock) -> bool:
         first = max(self.start, clock.prompt + 1 - self.every)
@@ -119,6 +119,7 @@ class TriAttention(Method):
     source = "Mao et al., TriAttention, 2604.04921"
     published = "2026-04"
     equations = tuple(f"TriAttention {number}" for number in range(1, 4))
+    limits = {"every": 1}
     examples = (
         Example("triattention@every=3", shared=False),
         Example("triattention@every=3,layers=apart,prompt=free"),
@@ -128,7 +129,6 @@ class TriAttention(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, every=self.every)
         if self.statistics is not None:
             read_statistics(self.statistics)
 

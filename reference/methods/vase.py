@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least, check_share, check_window
+from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.random import BITS, Draw, draws
 from kvlab.reference.methods.random_attention import SCHEDULES, Counted
@@ -127,17 +127,12 @@ class VaSE(Method):
     source = "Chang et al., Value-Aware Stochastic KV Cache Eviction, 2606.03928"
     published = "2026-06"
     equations = ("VaSE 1", "VaSE 2", "VaSE 3", "VaSE 4")
+    limits = {"recent": 1, "first": 0, "seed": 0, "large": (0, 1)}
     examples = (
         Example("vase@recent=3,first=1"),
         Example("vase@recent=3,rated_by=norms,first=1"),
     )
     compared = ("vase@recent=16",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, recent=self.recent)
-        check_at_least(0, first=self.first, seed=self.seed)
-        check_share(large=self.large)
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)
