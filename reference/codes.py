@@ -18,14 +18,11 @@ Scale = Float[Array, "#G 1 1"]
 """Divisor of vectors before they are coded, in float32; one number, or one per head."""
 
 
-@dataclass(frozen=True)
 class Code(ABC):
     """A way to store a vector in few bits per element; codes of equal parameters are equal."""
 
-    @property
-    @abstractmethod
-    def bits(self) -> int:
-        """Bits per element, without scales and norms."""
+    bits: int
+    """Bits per element, without scales and norms."""
 
     @property
     def tokens(self) -> int:

@@ -16,20 +16,16 @@ FULL = -1
 class TokenGroups(Code):
     """Vectors quantised one by one, in groups of consecutive channels."""
 
-    width: int
+    bits: int
     group: int
 
-    @property
-    def bits(self) -> int:
-        return self.width
-
     def encode(self, x: Float[Array, "... d"]) -> tuple[Array, ...]:
-        found = quantize(x, self.width, self.group)
+        found = quantize(x, self.bits, self.group)
         return found.codes, found.scale, found.zero
 
     def decode(self, parts: tuple[Array, ...], d: int) -> Float[Array, "... d"]:
         codes, scale, zero = parts
-        return Quantized(codes, scale, zero, self.width, self.group, d).dequantize()
+        return Quantized(codes, scale, zero, self.bits, self.group, d).dequantize()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Parts that several scores share: last queries, attention of a window, pooling."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -68,10 +68,15 @@ def windows_along_last(
     return np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=-1)
 
 
-def among_candidates(x: Scores, candidates: Marks, function: Callable[[Array], Array]) -> Scores:
-    """Apply ``function`` to the candidates' columns alone, in cache order; others keep ``x``."""
+def among_candidates(
+    x: Scores, candidates: Marks, function: Callable[..., Array], *options: Any
+) -> Scores:
+    """Apply ``function`` to the candidates' columns alone, in cache order; others keep ``x``.
+
+    It is given these columns and the ``options``.
+    """
     result = x.copy()
     chosen = x[candidates].reshape(len(x), -1)
     if chosen.size:
-        result[candidates] = function(chosen).reshape(-1)
+        result[candidates] = function(chosen, *options).reshape(-1)
     return result

@@ -1,6 +1,7 @@
 """What several scores share: the last queries, attention of a window, pooling, head reduction."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.functional import avg_pool1d, max_pool1d
@@ -103,15 +104,16 @@ def among_candidates(
     x: Float[Tensor, "N #G n"],
     candidates: Candidates,
     seen: Observation,
-    function: Callable[[Tensor, Tensor], Tensor],
+    function: Callable[..., Tensor],
+    *options: Any,
 ) -> PerEntry:
     """Apply ``function`` to the candidates alone, in cache order; others keep ``x``.
 
-    ``function`` is given the candidates, moved together, and where they are.
+    It is given the candidates, moved together, the ``options``, and where candidates are.
     """
     chosen = seen.present if candidates is None else candidates & seen.present
     last = torch.iinfo(seen.positions.dtype).max
     order = torch.where(chosen, seen.positions, last).argsort(dim=-1)
     moved, where = x.expand_as(seen.positions).gather(-1, order), chosen.gather(-1, order)
-    pooled = torch.where(where, function(moved, where), moved)
+    pooled = torch.where(where, function(moved, *options, where), moved)
     return torch.empty_like(pooled).scatter_(-1, order, pooled)

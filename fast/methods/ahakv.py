@@ -98,11 +98,6 @@ class SharpenedRecentAttention(Score[reference.SharpenedRecentAttention]):
             return seen.values.new_ones(())
         norm = seen.values.norm(dim=-1)
         size = norm**2 if options.value_prior == "squared" else norm
-        smoothed = among_candidates(
-            size,
-            None,
-            seen,
-            lambda x, present: mean_pool(x, options.kernel, options.border, present),
-        )
+        smoothed = among_candidates(size, None, seen, mean_pool, options.kernel, options.border)
         largest = smoothed.masked_fill(~seen.present, 0.0).amax(dim=-1, keepdim=True)
         return torch.where(largest > 0, smoothed / largest, 1.0)

@@ -85,12 +85,9 @@ class EvictionError(Around[reference.EvictionError]):
             h = normalize(retention, present)
             return self.elimination_orders(h, seen, candidates, room)
         error = self.group_error(normalize(retention, present), seen, present, output)
-        kernel = options.pool
-        if kernel is None:
+        if options.pool is None:
             return error
-        return among_candidates(
-            error, candidates, seen, lambda x, present: mean_pool(x, kernel, "zero", present)
-        )
+        return among_candidates(error, candidates, seen, mean_pool, options.pool, "zero")
 
     def group_error(
         self,

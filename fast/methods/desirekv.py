@@ -101,12 +101,8 @@ class Importance(Score[reference.Importance]):
         over = window if options.normalize_over == "candidates" else None
         attention = window_received(state, seen, options.selector, over).mean(dim=1)
         raw = attention[:, None] / queries_remembered(state, options.selector)
-        return among_candidates(
-            raw,
-            window,
-            seen,
-            lambda x, present: mean_pool(x, 2 * options.radius + 1, options.border, present),
-        )
+        kernel = 2 * options.radius + 1
+        return among_candidates(raw, window, seen, mean_pool, kernel, options.border)
 
 
 def random_scores(seen: Observation, seed: int) -> PerEntry:

@@ -32,7 +32,5 @@ class Contribution(Score[reference.Contribution]):
         older = seen.present & (seen.positions < seen.clock.oldest_of(self.spec.window))
         older = older if candidates is None else older & candidates
         paid = window_received(state, seen, self.spec.window, older)
-        pooled = among_candidates(
-            paid, older, seen, lambda x, present: mean_pool(x, KERNEL, "zero", present)
-        )
+        pooled = among_candidates(paid, older, seen, mean_pool, KERNEL, "zero")
         return torch.where(older, pooled, torch.inf)

@@ -35,9 +35,7 @@ class ImportanceMinusRedundancy(Score[reference.ImportanceMinusRedundancy]):
         real = (window(state, options.window)[1] >= 0)[:, None, :, None]
         attention = softmax(raw.amax(dim=2), chosen[:, :, None] & real)
         looked_at = attention.sum(dim=2) / queries_remembered(state, options.window)
-        return among_candidates(
-            looked_at, candidates, seen, lambda x, present: max_pool(x, options.kernel, present)
-        )
+        return among_candidates(looked_at, candidates, seen, max_pool, options.kernel)
 
     def redundancy(self, seen: Observation) -> PerEntry:
         """Return how similar each key of a head is to the other keys."""

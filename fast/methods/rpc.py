@@ -16,12 +16,8 @@ class SelectorAttention(Score[reference.SelectorAttention]):
         looked_at = window_received(state, seen, self.spec.options.selector, over=candidates)
         if self.spec.options.heads == "all":
             looked_at = looked_at.mean(dim=1, keepdim=True)
-        return among_candidates(
-            looked_at,
-            candidates,
-            seen,
-            lambda x, present: mean_pool(x, self.spec.options.kernel, "zero", present),
-        )
+        kernel = self.spec.options.kernel
+        return among_candidates(looked_at, candidates, seen, mean_pool, kernel, "zero")
 
 
 class ShareOfGenerated(Budget[reference.ShareOfGenerated]):

@@ -46,9 +46,7 @@ class LargeValuesAndSample(Score[reference.LargeValuesAndSample]):
         """Return what the last queries pay the candidates, smoothed over neighbours."""
         size = self.spec.window
         paid = window_received(state, seen, size, candidates) / queries_remembered(state, size)
-        return among_candidates(
-            paid, candidates, seen, lambda x, present: mean_pool(x, KERNEL, "zero", present)
-        )
+        return among_candidates(paid, candidates, seen, mean_pool, KERNEL, "zero")
 
 
 def largeness(values: Float[Tensor, "*rows d"], size: str) -> Float[Tensor, "*rows"]:

@@ -127,8 +127,7 @@ class EvictionError(Around):
             error = self.group_error(h, seen.values)
             if self.options.pool is None:
                 return error
-            kernel = self.options.pool
-            return among_candidates(error, candidates, lambda x: mean_pool(x, kernel, "zero"))
+            return among_candidates(error, candidates, mean_pool, self.options.pool, "zero")
         return np.stack(
             [
                 self.elimination_order(h[g], seen.values[g], candidates[g], room)

@@ -78,11 +78,8 @@ def importance(options: "DesireKV", state: State, seen: Observation, window: Mar
     over = window if options.normalize_over == "candidates" else None
     attention = window_attention(state, seen, options.selector, over)
     raw = np.tile(attention.mean(axis=(0, 1, 2)), (len(window), 1))  # [DesireKV 3]
-    return among_candidates(
-        raw,
-        window,
-        lambda x: mean_pool(x, 2 * options.radius + 1, options.border),  # [DesireKV 4]
-    )
+    kernel = 2 * options.radius + 1
+    return among_candidates(raw, window, mean_pool, kernel, options.border)  # [DesireKV 4]
 
 
 def outlier_score(

@@ -47,7 +47,7 @@ class Contribution(Score):
         older = candidates & (seen.positions < seen.clock.seen - self.window)
         attention = window_attention(state, seen, self.window, older)
         paid = attention.sum(axis=2).mean(axis=1)
-        pooled = among_candidates(paid, older, lambda x: mean_pool(x, KERNEL, "zero"))
+        pooled = among_candidates(paid, older, mean_pool, KERNEL, "zero")
         return np.where(older, pooled, np.inf)  # [LongFlow 2]
 
 

@@ -42,11 +42,8 @@ class ImportanceMinusRedundancy(Score):
         """Pooled attention of the last queries; the group is reduced on logits, by maximum."""
         raw, _ = window_logits(state, seen, self.options.window)
         attention = softmax(raw.max(axis=1), candidates[:, None, :])
-        return among_candidates(
-            attention.mean(axis=1),
-            candidates,
-            lambda x: max_pool(x, self.options.kernel),  # [R-KV 1]
-        )
+        paid, kernel = attention.mean(axis=1), self.options.kernel
+        return among_candidates(paid, candidates, max_pool, kernel)  # [R-KV 1]
 
     def redundancy(self, keys: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Return how similar each key of one head is to the other keys."""

@@ -39,11 +39,8 @@ class SelectorAttention(Score):
         looked_at = attention.sum(axis=2).mean(axis=1)
         if self.options.heads == "all":
             looked_at = np.tile(looked_at.mean(axis=0), (len(looked_at), 1))  # [RPC 2]
-        return among_candidates(
-            looked_at,
-            candidates,
-            lambda x: mean_pool(x, self.options.kernel, "zero"),  # [RPC 3]
-        )
+        kernel = self.options.kernel
+        return among_candidates(looked_at, candidates, mean_pool, kernel, "zero")  # [RPC 3]
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,7 @@ class LargeValuesAndSample(Score):
     def attention(self, state: State, seen: Observation, candidates: Marks) -> Scores:
         """Return what the last queries pay the candidates, smoothed over neighbours."""
         paid = window_attention(state, seen, self.window, candidates).mean(axis=(1, 2))
-        return among_candidates(
-            paid,
-            candidates,
-            lambda x: mean_pool(x, KERNEL, "zero"),  # [VaSE 2]
-        )
+        return among_candidates(paid, candidates, mean_pool, KERNEL, "zero")  # [VaSE 2]
 
 
 def largeness(values: Float[Array, "*rows d"], size: str) -> Float[Array, "*rows"]:

@@ -28,9 +28,7 @@ class FP8(Code):
     per_head: bool
     """Whether each KV head has a scale of its own."""
 
-    @property
-    def bits(self) -> int:
-        return 8
+    bits = 8
 
     def scale(self, vectors: Float[Array, "G n d"]) -> Scale:
         return scale_to(FORMATS[self.format].largest, vectors, self.per_head)  # [FP8 1]

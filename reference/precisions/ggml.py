@@ -12,7 +12,6 @@ low half. Blocks are filled up with zeros where 32 does not divide d; llama.cpp 
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -29,35 +28,31 @@ BLOCK = 32
 class GGML(Code):
     """One byte or half a byte per element, and two bytes per block."""
 
-    width: Literal[4, 8]
-
-    @property
-    def bits(self) -> int:
-        return self.width
+    bits: int
 
     def encode(self, x: Float[Array, "rows d"]) -> Parts:
         blocks = np.pad(x.astype(np.float32), ((0, 0), (0, -x.shape[1] % BLOCK)))
         blocks = blocks.reshape(len(x), -1, BLOCK)
         place = np.abs(blocks).argmax(axis=2, keepdims=True)
         largest = np.take_along_axis(blocks, place, axis=2)
-        scale = np.abs(largest) / np.float32(127) if self.width == 8 else largest / np.float32(-8)
+        scale = np.abs(largest) / np.float32(127) if self.bits == 8 else largest / np.float32(-8)
         stored = scale[..., 0].astype(np.float16)
         if not np.isfinite(stored).all():
             raise ValueError("x must be finite, and its scales within the range of float16")
         scaled = blocks * np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        if self.width == 8:
+        if self.bits == 8:
             size = np.abs(scaled)
             whole = np.floor(size) + (size - np.floor(size) >= 0.5)
             codes = (np.sign(scaled) * whole).astype(np.int8).view(np.uint8)  # [GGML 1]
         else:
             codes = (scaled + np.float32(8.5)).astype(np.uint8).clip(0, 15)  # [GGML 2]
             codes = codes.reshape(*codes.shape[:2], 2, -1).swapaxes(2, 3)
-        return pack(codes.reshape(len(x), -1), self.width), stored
+        return pack(codes.reshape(len(x), -1), self.bits), stored
 
     def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
         packed, scale = parts
-        codes = unpack(packed, self.width, scale.shape[1] * BLOCK).reshape(*scale.shape, BLOCK)
-        if self.width == 8:
+        codes = unpack(packed, self.bits, scale.shape[1] * BLOCK).reshape(*scale.shape, BLOCK)
+        if self.bits == 8:
             numbers = codes.view(np.int8).astype(float)
         else:
             numbers = codes.reshape(*scale.shape, -1, 2).swapaxes(2, 3).reshape(codes.shape) - 8.0

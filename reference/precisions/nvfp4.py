@@ -28,9 +28,7 @@ BLOCK = 16
 class NVFP4(Code):
     """Half a byte per element, and a byte per block of channels."""
 
-    @property
-    def bits(self) -> int:
-        return 4
+    bits = 4
 
     def scale(self, vectors: Float[Array, "G n d"]) -> Scale:
         return scale_to(E4M3.largest * E2M1.largest, vectors)  # [NVFP4 1]

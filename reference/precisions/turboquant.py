@@ -80,51 +80,43 @@ def borders_of(centroids: Float[Array, " centroids"]) -> Float[Array, " borders"
 class TurboQuantMSE(Code):
     """The version that minimises the squared error."""
 
-    width: int
+    bits: int
     """Bits per coordinate."""
     seed: int
 
-    @property
-    def bits(self) -> int:
-        return self.width
-
     def encode(self, x: Float[Array, "rows d"]) -> Parts:
         unit, norm = normalized(x)
-        return pack(self.nearest(unit), self.width), norm
+        return pack(self.nearest(unit), self.bits), norm
 
     def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
         codes, norm = parts
-        return norm.astype(np.float64) * self.read(unpack(codes, self.width, d))
+        return norm.astype(np.float64) * self.read(unpack(codes, self.bits, d))
 
     def nearest(self, unit: Float[Array, "rows d"]) -> UInt8[Array, "rows d"]:
         """Return the index of the centroid that is nearest to each rotated coordinate."""
         d = unit.shape[1]
         rotated = unit @ rotation(d, self.seed).T
-        indices = np.searchsorted(borders_of(codebook(self.width, d)), rotated)  # [TURBOQUANT 3]
+        indices = np.searchsorted(borders_of(codebook(self.bits, d)), rotated)  # [TURBOQUANT 3]
         return indices.astype(np.uint8)
 
     def read(self, indices: UInt8[Array, "rows d"]) -> Float[Array, "rows d"]:
         """Return the vectors, of length about 1, that indices stand for."""
         d = indices.shape[1]
-        return codebook(self.width, d)[indices] @ rotation(d, self.seed)  # [TURBOQUANT 4]
+        return codebook(self.bits, d)[indices] @ rotation(d, self.seed)  # [TURBOQUANT 4]
 
 
 @dataclass(frozen=True)
 class TurboQuantProd(Code):
     """The version whose inner products with any query are right on average."""
 
-    width: int
+    bits: int
     """Bits per coordinate: one of them is the sign of the projected residual."""
     seed: int
 
     @property
-    def bits(self) -> int:
-        return self.width
-
-    @property
     def first(self) -> TurboQuantMSE:
         """The code of which the residual is taken."""
-        return TurboQuantMSE(self.width - 1, self.seed)
+        return TurboQuantMSE(self.bits - 1, self.seed)
 
     def encode(self, x: Float[Array, "rows d"]) -> Parts:
         unit, norm = normalized(x)
@@ -132,15 +124,15 @@ class TurboQuantProd(Code):
         residual = unit - self.first.read(indices)
         gamma = np.linalg.norm(residual, axis=1, keepdims=True).astype(np.float16)
         signs = residual @ projection(x.shape[1], self.seed).T >= 0  # [TURBOQUANT 5]
-        codes = indices | signs.astype(np.uint8) << (self.width - 1)
-        return pack(codes, self.width), np.concatenate([norm, gamma], axis=1)
+        codes = indices | signs.astype(np.uint8) << (self.bits - 1)
+        return pack(codes, self.bits), np.concatenate([norm, gamma], axis=1)
 
     def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
-        codes = unpack(parts[0], self.width, d)
+        codes = unpack(parts[0], self.bits, d)
         norm, gamma = np.split(parts[1].astype(np.float64), 2, axis=1)
-        signs = 2.0 * (codes >> (self.width - 1)) - 1
+        signs = 2.0 * (codes >> (self.bits - 1)) - 1
         correction = np.sqrt(np.pi / 2) / d * gamma * (signs @ projection(d, self.seed))
-        indices = codes & (2 ** (self.width - 1) - 1)
+        indices = codes & (2 ** (self.bits - 1) - 1)
         return norm * (self.first.read(indices) + correction)  # [TURBOQUANT 6]
 
 
