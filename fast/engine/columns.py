@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvlab.fast.kernels.move import move_survivors
-from kvlab.fast.kernels.notation import Int, Tensor
+from kvlab.fast.kernels.notation import Int, Slots, Tensor
 from kvlab.reference.cache import Column
 from kvlab.reference.slots import grown, shrunk
 
@@ -68,7 +68,7 @@ class Columns:
                 self._rows(name, first, self.capacity - first).fill_(column.start)
             self.filled = self.capacity
 
-    def take(self, slots: Int[Tensor, "N G kept"], ascending: bool = False) -> None:
+    def take(self, slots: Slots, ascending: bool = False) -> None:
         """Keep only these slots, in this order; buffers with too much slack are replaced.
 
         ``ascending`` promises that slots ascend and none lies before its new place.
@@ -233,7 +233,7 @@ class Columns:
         columns, N, G = buffer.shape[:3]
         return buffer.view(columns, N * G * self.capacity, *buffer.shape[4:])
 
-    def _heads(self, slots: Int[Tensor, "N G kept"]) -> Int[Tensor, "N G 1"]:
+    def _heads(self, slots: Slots) -> Int[Tensor, "N G 1"]:
         """Index of each head's first slot, over all heads and slots."""
         if self._first_slots is None:
             N, G = slots.shape[:2]

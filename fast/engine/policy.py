@@ -15,7 +15,7 @@ from typing import TypeVar
 from kvlab.fast.engine.cache import BatchClock, KeepSet, LayerCache, State
 from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.fast.engine.twins import Twin
-from kvlab.fast.kernels.notation import Candidates, Float, Marks, Room, Scores, Tensor
+from kvlab.fast.kernels.notation import Candidates, Float, Marks, PerRow, Room, Scores, Tensor
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
 from kvlab.reference.checks import check_protected
@@ -128,7 +128,7 @@ class Precision(Twin[Part], ABC):
 class Retention:
     """Numbers proportional to the attention on each entry, which CAOTE uses."""
 
-    rows: Float[Tensor, "N G k n"]
+    rows: PerRow
     """One row per query head, or per KV head."""
     output: Float[Tensor, "N G k d"] | None = None
     """Values weighted by the rows, if attention has computed them already."""

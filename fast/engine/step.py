@@ -32,7 +32,7 @@ from kvlab.fast.engine.observation import (
 from kvlab.fast.engine.policy import Policy, divided
 from kvlab.fast.kernels.attention import softmax, visible, weighted_values
 from kvlab.fast.kernels.keep import BEYOND, keep_slots
-from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Tensor
+from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Slots, Tensor
 from kvlab.reference.slots import MOST_WAITING
 
 
@@ -286,7 +286,7 @@ def first_to_go(
     return earliest.argmin(dim=-1, keepdim=True), lowest
 
 
-def _every_slot(seen: Observation) -> Int[Tensor, "N G kept"]:
+def _every_slot(seen: Observation) -> Slots:
     """Return the slots of all entries in ascending position."""
     cache, positions = seen.cache, seen.positions
     if cache.ordered and not cache.ragged:

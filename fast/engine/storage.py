@@ -12,7 +12,7 @@ from kvlab.fast.engine.twins import Twin
 from kvlab.fast.kernels.codes import Coded, Parts, Scale
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.keep import last_in_use
-from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
+from kvlab.fast.kernels.notation import Bool, Float, Int, RowVectors, Slots, Tensor, Vectors
 from kvlab.fast.kernels.quantise import quantise, take
 from kvlab.fast.kernels.vector_tables import VectorTable, in_slots, partners_of, ranges_of
 from kvlab.reference import codes as reference
@@ -32,16 +32,16 @@ class Code(Twin[Spec], ABC):
         """Bits per element, without scales and norms."""
         return self.spec.bits
 
-    def scale(self, vectors: Float[Tensor, "N G n d"]) -> Scale | None:
+    def scale(self, vectors: Vectors) -> Scale | None:
         """Return the scale that the first block of a layer fixes; None if the code has none."""
         return None
 
     @abstractmethod
-    def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
+    def encode(self, x: RowVectors) -> Parts:
         """Return what is stored of vectors; the caller has divided them by the scale."""
 
     @abstractmethod
-    def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
+    def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> RowVectors:
         """Return the vectors that attention reads, still divided by the scale."""
 
 
@@ -80,7 +80,7 @@ class Storage:
         bits = [torch.full_like(table.slots_of_heads, table.bits) for table in self.tables]
         return in_slots(self.tables, bits, self.count, FULL_BITS)
 
-    def read(self, dtype: torch.dtype) -> Float[Tensor, "N G n d"]:
+    def read(self, dtype: torch.dtype) -> Vectors:
         """Return what attention reads; empty slots hold zeros."""
         found = [table.read(dtype) for table in self.tables]
         if self.balance is not None:
@@ -108,7 +108,7 @@ class Storage:
         self.tables[0] = self.tables[0].extend(new)
         self.count += m
 
-    def take(self, keep: Int[Tensor, "N G kept"], counts: Sequence[int]) -> None:
+    def take(self, keep: Slots, counts: Sequence[int]) -> None:
         """Keep only these slots; the others are freed.
 
         ``counts`` are slots in use, at the end, of each sequence. Waits for the device, unless all

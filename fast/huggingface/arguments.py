@@ -14,7 +14,7 @@ from kvlab.fast.huggingface.identity import invoked_adapters
 from kvlab.fast.huggingface.padding import Blocks
 from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.huggingface.text import State, StreamClock, Text
-from kvlab.fast.kernels.notation import Bool, Tensor
+from kvlab.fast.kernels.notation import Real, Tensor
 
 BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 """Arguments that have something for every token of the call."""
@@ -140,9 +140,7 @@ class Arguments:
             raise ValueError(message)
 
 
-def real_tokens(
-    clock: StreamClock, attention_mask: Any, N: int, m: int
-) -> Bool[Tensor, "N m"] | None:
+def real_tokens(clock: StreamClock, attention_mask: Any, N: int, m: int) -> Real | None:
     """Mark the tokens that are not padding; None: no padding. Always None for single tokens."""
     if attention_mask is None:
         return None
@@ -256,7 +254,7 @@ def check_logits_to_keep(keep: Any, confident: bool) -> None:
         )
 
 
-def refuse_packed(positions: Tensor, real: Bool[Tensor, "N m"] | None) -> None:
+def refuse_packed(positions: Tensor, real: Real | None) -> None:
     """Raise ValueError if the positions of a text start again: several texts would be one."""
     if positions.dim() != 2:
         return  # those of images rise and fall

@@ -21,7 +21,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.step import Block, attend
 from kvlab.fast.kernels.attention import compute_dtype
-from kvlab.fast.kernels.notation import Float, Int, Tensor
+from kvlab.fast.kernels.notation import Float, QueryPositions, Tensor, Vectors
 
 TICKET = "_kvlab_ticket"
 IMPLEMENTATION = "kvlab"
@@ -104,8 +104,8 @@ class Ticket:
 def attention(
     module: torch.nn.Module,
     query: Float[Tensor, "N H m d"],
-    key: Float[Tensor, "N G n d"],
-    value: Float[Tensor, "N G n d"],
+    key: Vectors,
+    value: Vectors,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -254,7 +254,7 @@ def _check_mask(module: torch.nn.Module, mask: Tensor, clock: BatchClock) -> Non
     )
 
 
-def _is_causal(mask: Tensor, positions: Int[Tensor, "N m"]) -> bool:
+def _is_causal(mask: Tensor, positions: QueryPositions) -> bool:
     """Say whether every real token sees itself and all real tokens before it, and no other."""
     m, n = mask.shape[-2:]
     if mask.dtype != torch.bool or m != positions.shape[1] or n < m:

@@ -18,7 +18,7 @@ from kvlab.fast.huggingface.graphs import Graphs
 from kvlab.fast.huggingface.identity import adapters_used, writes_to
 from kvlab.fast.huggingface.padding import Blocks
 from kvlab.fast.huggingface.text import State, Text
-from kvlab.fast.kernels.notation import Bool, Tensor
+from kvlab.fast.kernels.notation import Real, Tensor
 
 
 class Forward:
@@ -161,7 +161,7 @@ class Forward:
         given: dict[str, Any],
         blocks: Blocks,
         part: slice,
-        real: Bool[Tensor, "N m"] | None,
+        real: Real | None,
         padded: bool,
     ) -> dict[str, Any]:
         """Begin a block, and return what the model is given for it; one logit at least."""

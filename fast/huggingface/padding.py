@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
+from kvlab.fast.kernels.notation import Float, Int, Real, Tensor
 
 
 class Blocks:
@@ -22,7 +22,7 @@ class Blocks:
     block padding stands first, as methods and windows expect it.
     """
 
-    def __init__(self, real: Bool[Tensor, "N m"] | None, m: int, size: int | None) -> None:
+    def __init__(self, real: Real | None, m: int, size: int | None) -> None:
         """``real`` are tokens, and not padding; None: all are."""
         self.real, self.m = real, m
         self.columns: Int[Tensor, "N places"] | None = None
@@ -43,9 +43,7 @@ class Blocks:
         self.parts = [slice(*part) for part in zip(starts, ends, strict=True)]
         self._place(real, counts, each, size)
 
-    def _place(
-        self, real: Bool[Tensor, "N m"], counts: list[int], each: list[int], size: int
-    ) -> None:
+    def _place(self, real: Real, counts: list[int], each: list[int], size: int) -> None:
         count, blocks = (torch.tensor(x, device=real.device)[:, None] for x in (counts, each))
         number, places, width = real.cumsum(dim=1) - 1, self.parts[-1].stop, max(size, 2)
         block = max(each) - blocks + number // size
@@ -66,7 +64,7 @@ class Blocks:
         after = there if not held else torch.ones_like(there)
         return bool((after.cummax(dim=1).values > there).any())
 
-    def tokens(self, part: slice) -> Bool[Tensor, "N m"] | None:
+    def tokens(self, part: slice) -> Real | None:
         """Mark what is no padding in a block; None if nothing is."""
         if self.columns is None:
             return None if self.real is None else self.real[:, part]

@@ -12,7 +12,7 @@ import torch
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.layers import Layers, Watch
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
+from kvlab.fast.kernels.notation import Bool, Float, Int, Real, Tensor
 from kvlab.reference.observation import Clock
 
 AHEAD = 64
@@ -274,7 +274,7 @@ class StreamClock:
         self._confidence = torch.full((N, width), torch.nan, dtype=torch.float32, device=device)
 
     @torch.inference_mode()
-    def note_call(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None, given: bool) -> None:
+    def note_call(self, inputs: Tensor, real: Real | None, given: bool) -> None:
         """Take in what the model is called with, all blocks together.
 
         The first token is the model's own if `generate` wrote it last, and the others are given.
@@ -292,7 +292,7 @@ class StreamClock:
         if self.records_confidence:
             self._record_confidence(wrote, inputs.shape[1])
 
-    def advance(self, real: Bool[Tensor, "N m"] | None, m: int) -> BatchClock:
+    def advance(self, real: Real | None, m: int) -> BatchClock:
         """Count a block, and return its clock; ``real`` marks the tokens that are not padding."""
         assert self._last is not None and self._prompt is not None
         counts = [m] * len(self.rows) if real is None else real.sum(dim=-1).tolist()
@@ -308,7 +308,7 @@ class StreamClock:
             for row, count in zip(self.rows, counts, strict=True)
         )
 
-    def following(self, real: Bool[Tensor, "N m"] | None, m: int) -> Int[Tensor, "N m"]:
+    def following(self, real: Real | None, m: int) -> Int[Tensor, "N m"]:
         """Return the positions of the next ``m`` columns, which are -1 where they are padding.
 
         For the first call without padding one row stands for all sequences.
@@ -354,7 +354,7 @@ class StreamClock:
         other._confidence, other.noted = self._confidence.clone(), dict(self.noted)
         return other
 
-    def _record_text(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None) -> None:
+    def _record_text(self, inputs: Tensor, real: Real | None) -> None:
         (N, m), first = inputs.shape[:2], self.columns
         if self._text is None:
             self._text = torch.empty((N, m + AHEAD), dtype=torch.int32, device=inputs.device)

@@ -10,7 +10,7 @@ import torch
 
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.common import tl
-from kvlab.fast.kernels.notation import Float, Int, Tensor
+from kvlab.fast.kernels.notation import Float, Int, Positions, Queries, Tensor, Vectors
 
 SCANNED = tl.constexpr(1024)
 """Positions that are looked at together, to see where a loop begins or ends."""
@@ -117,10 +117,10 @@ def attend_rows(
 
 
 def arguments_of(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
+    queries: Queries,
+    keys: Vectors,
     rows_at: Int[Tensor, "N m"] | None,
-    positions: Int[Tensor, "N G n"] | None,
+    positions: Positions | None,
     gains: Float[Tensor, "N m"] | None,
     softcap: float | None,
 ) -> dict[str, Any]:

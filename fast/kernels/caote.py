@@ -14,18 +14,15 @@ import torch
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
-from kvlab.fast.kernels.notation import Bool, Float, Tensor
+from kvlab.fast.kernels.notation import Float, Marks, PerEntry, PerRow, Tensor, Vectors
 
 EXACT = "donot_use_mm_for_euclid_dist"
 """How `torch.cdist` keeps the digits of small distances."""
 
 
 def eviction_errors(
-    h: Float[Tensor, "N G k n"],
-    values: Float[Tensor, "N G n d"],
-    fast: bool = False,
-    output: Float[Tensor, "N G k d"] | None = None,
-) -> Float[Tensor, "N G n"]:
+    h: PerRow, values: Vectors, fast: bool = False, output: Float[Tensor, "N G k d"] | None = None
+) -> PerEntry:
     """Return α/(1 − α)·‖o − v‖ of every entry, L2 over the rows of its head.
 
     ``h`` is retention, each row adding up to 1, with 0 for empty slots. ``fast`` is FastCAOTE: the
@@ -42,12 +39,12 @@ def eviction_errors(
     return joined_by_norm(per_row)
 
 
-def joined_by_norm(per_row: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G n"]:
+def joined_by_norm(per_row: PerRow) -> PerEntry:
     """Return the L2 norm over the rows; torch's vector_norm is 40 times slower along few rows."""
     return per_row[:, :, 0] if per_row.shape[2] == 1 else per_row.square().sum(dim=2).sqrt()
 
 
-def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
+def remaining_mass(h: PerRow) -> PerRow:
     """Return Σh − h_j: of equal entries the same, and without cancellation."""
     total = h.sum(dim=-1, keepdim=True)
     dominant = h > total / 2
@@ -55,9 +52,7 @@ def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
     return torch.where(dominant, others, total - h)
 
 
-def eviction_error(
-    h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], norm: float = 2
-) -> Float[Tensor, "N G k n"]:
+def eviction_error(h: PerRow, values: Vectors, norm: float = 2) -> PerRow:
     """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
 
     The error of an entry above one half, at most one, is computed from the output of the others,
@@ -77,11 +72,8 @@ def eviction_error(
 
 
 def fast_eviction_error(
-    h: Float[Tensor, "N G k n"],
-    values: Float[Tensor, "N G n d"],
-    present: Bool[Tensor, "N G n"] | None,
-    norm: float = 2,
-) -> Float[Tensor, "N G k n"]:
+    h: PerRow, values: Vectors, present: Marks | None, norm: float = 2
+) -> PerRow:
     """FastCAOTE: the unweighted mean of all present values stands in for the output.
 
     With all the mass, an entry's error is the largest number there is.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvlab.fast.kernels.notation import Float, Shaped, Tensor, UInt8
+from kvlab.fast.kernels.notation import Float, Shaped, Tensor, UInt8, Vectors
 from kvlab.reference.codes import SmallFloat
 from kvlab.reference.notation import Array
 
@@ -38,9 +38,7 @@ class Coded:
         return self.code.decode(self.parts, self.length, dtype)
 
 
-def scale_to(
-    largest: float, vectors: Float[Tensor, "N G n d"], per_head: bool = False
-) -> Float[Tensor, "N _ 1 1"]:
+def scale_to(largest: float, vectors: Vectors, per_head: bool = False) -> Float[Tensor, "N _ 1 1"]:
     """Return the scale that makes the largest element ``largest``; 1 if all elements are zero."""
     size = vectors.abs().amax(dim=(2, 3) if per_head else (1, 2, 3), keepdim=True)
     scale = (size.double() / largest).float()

@@ -10,7 +10,7 @@ import torch
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, per_head, tl, to_device
-from kvlab.fast.kernels.notation import Bool, Float, Int, Marks, Positions, Scores, Tensor
+from kvlab.fast.kernels.notation import Bool, Float, Int, Marks, Positions, Scores, Slots, Tensor
 
 BEYOND = torch.iinfo(torch.int32).max
 """A position that no entry has."""
@@ -39,7 +39,7 @@ def keep_slots(
     positions: Positions,
     kept: Sequence[int],
     ordered: bool,
-) -> Int[Tensor, "N G kept"]:
+) -> Slots:
     """Return the slots to keep in ascending position: protected ones and the best of the rest.
 
     Entries with higher scores are kept, of equal scores the later position; there is one row of

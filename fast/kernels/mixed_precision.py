@@ -23,7 +23,7 @@ from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts
 from kvlab.fast.kernels.common import tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
-from kvlab.fast.kernels.notation import Float, Int, Tensor
+from kvlab.fast.kernels.notation import Float, Int, NewestQueries, Tensor
 from kvlab.fast.kernels.quantise import unpack
 from kvlab.fast.kernels.read_codes import (
     bias_of,
@@ -50,14 +50,14 @@ MOST_SPREAD = 128
 
 
 def attend_to_tables(
-    queries: Float[Tensor, "N G rho 1 d"],
+    queries: NewestQueries,
     keys: Sequence[VectorTable],
     values: Sequence[VectorTable],
     entries: int,
     softcap: float | None = None,
     reduce: Reduction = "none",
     partners: Sequence[Int[Tensor, "N G _"]] | None = None,
-) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
+) -> tuple[NewestQueries, Tensor]:
     """Attend from one token to entries whose vectors lie in several tables.
 
     Triton takes codes of 2, 4 and 8 bits whose groups are powers of two, those of values along
@@ -102,9 +102,7 @@ def _products(table: VectorTable, queries: Float[Tensor, "NG rho d"]) -> Float[T
     return products.transpose(1, 2).flatten(2)
 
 
-def _weighted(
-    table: VectorTable, weights: Float[Tensor, "N G rho 1 n"]
-) -> Float[Tensor, "N G rho 1 d"]:
+def _weighted(table: VectorTable, weights: Float[Tensor, "N G rho 1 n"]) -> NewestQueries:
     """Return the sum of a table's values, each times the weight of its entry."""
     slots = table.slots
     if isinstance(slots, range):

@@ -12,12 +12,10 @@ import torch
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, tl
-from kvlab.fast.kernels.notation import Int, Tensor
+from kvlab.fast.kernels.notation import Slots, Tensor
 
 
-def move_survivors(
-    buffers: Mapping[Any, Tensor], slots: Int[Tensor, "N G kept"], ascending: bool
-) -> None:
+def move_survivors(buffers: Mapping[Any, Tensor], slots: Slots, ascending: bool) -> None:
     """Move rows to the front of their buffers, in place: row i becomes what row ``slots[i]`` was.
 
     Buffers have the layout ``[columns, N, G, capacity, ...]``. ``ascending``: slots ascend, and

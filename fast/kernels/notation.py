@@ -13,13 +13,22 @@ from jaxtyping import UInt8 as UInt8
 from torch import Tensor as Tensor
 
 Queries = Float[Tensor, "N G rho m d"]
+NewestQueries = Float[Tensor, "N G rho 1 d"]
+"""Queries, or outputs, of one token."""
+RowVectors = Float[Tensor, "*rows d"]
+"""Vectors whatever their axes are."""
 Vectors = Float[Tensor, "N G n d"]
 """Keys or values of all slots."""
 Probabilities = Float[Tensor, "N G rho m n"]
+PerRow = Float[Tensor, "N G k n"]
+"""Weights of the entries, one row per query head or per KV head."""
 Positions = Int[Tensor, "N G n"]
 """Absolute positions of the entries, -1 where a slot is empty."""
 QueryPositions = Int[Tensor, "N m"]
 """Absolute positions of queries, -1 for padding."""
+Real = Bool[Tensor, "N m"]
+"""Marks tokens that are no padding."""
+Slots = Int[Tensor, "N G kept"]
 Marks = Bool[Tensor, "N G n"]
 PerEntry = Float[Tensor, "N G n"]
 Scores = Float[Tensor, "N #G n"]

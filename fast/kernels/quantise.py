@@ -19,7 +19,7 @@ import torch
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts, constant
 from kvlab.fast.kernels.common import blocks, kernel, on_its_device, tl, triton, tuned
-from kvlab.fast.kernels.notation import Float, Int, Shaped, Tensor, UInt8
+from kvlab.fast.kernels.notation import Float, Shaped, Slots, Tensor, UInt8
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS
 
@@ -99,7 +99,7 @@ class Groups:
         return numbers.add_(per_element(zero.to(dtype), self.group, length))
 
 
-def take(x: Tensor, rows: Int[Tensor, "N G kept"]) -> Tensor:
+def take(x: Tensor, rows: Slots) -> Tensor:
     """Return the rows of ``[N, G, n, ...]`` with these indices along the third axis."""
     N, G, n = x.shape[:3]
     heads = torch.arange(N * G, device=x.device).view(N, G, 1) * n

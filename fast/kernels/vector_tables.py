@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvlab.fast.kernels.codes import Coded, Parts
-from kvlab.fast.kernels.notation import Float, Int, Shaped, Tensor
+from kvlab.fast.kernels.notation import Float, Int, Shaped, Slots, Tensor
 from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.slots import MOST_SLACK, room_for_more
@@ -104,7 +104,7 @@ class VectorTable:
         """Return a table of the same rows in memory of its own."""
         return self._of(tuple(map(_dense, self.parts)), self.slots, self.counts)
 
-    def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "VectorTable":
+    def take(self, rows: Slots, counts: tuple[int, ...]) -> "VectorTable":
         """Return a table of only these rows in this order; no method evicts groups of rows."""
         if self.by_channel:
             raise ValueError("a per-channel quantised block cannot lose single tokens")

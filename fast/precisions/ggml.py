@@ -4,7 +4,7 @@ import torch
 
 from kvlab.fast.engine.storage import Code
 from kvlab.fast.kernels.codes import Parts
-from kvlab.fast.kernels.notation import Float, Tensor
+from kvlab.fast.kernels.notation import RowVectors
 from kvlab.fast.kernels.quantise import pack, unpack
 from kvlab.reference.precisions import ggml as reference
 from kvlab.reference.precisions.ggml import BLOCK
@@ -13,7 +13,7 @@ from kvlab.reference.precisions.ggml import BLOCK
 class GGML(Code[reference.GGML]):
     """One byte or half a byte per element, and two bytes per block."""
 
-    def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
+    def encode(self, x: RowVectors) -> Parts:
         padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % BLOCK))
         blocks = padded.unflatten(-1, (-1, BLOCK))
         largest = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True)).double()
@@ -29,7 +29,7 @@ class GGML(Code[reference.GGML]):
         codes = codes.flatten(-2)
         return codes if self.bits == 8 else pack(codes, self.bits), scale[..., 0].half()
 
-    def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
+    def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> RowVectors:
         packed, scale = parts
         codes = unpack(packed, self.bits, scale.shape[-1] * BLOCK).unflatten(-1, (-1, BLOCK))
         if self.bits == 8:
