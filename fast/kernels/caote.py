@@ -33,7 +33,8 @@ def eviction_errors(
     """
     summed_wrongly = values.is_cuda and values.itemsize > 2  # by Triton 3.6 on an H200
     if uses_triton(h) and not summed_wrongly:
-        return _errors_in_triton(h, values, fast, output)
+        with common.on_device_of(h):
+            return _errors_in_triton(h, values, fast, output)
     values = values.to(h.dtype)
     per_row = fast_eviction_error(h, values, None) if fast else eviction_error(h, values)
     return joined_by_norm(per_row)
@@ -358,7 +359,6 @@ def errors_of_entries(
             )  # fmt: skip
 
 
-@common.on_its_device
 def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | None) -> Tensor:
     N, G, rows, n = h.shape
     d, heads, anew = values.shape[3], N * G, fast or output is None

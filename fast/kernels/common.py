@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import cache, wraps
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -130,20 +130,10 @@ def starts_early(device: torch.device) -> bool:
 
 # --- where tensors lie ---------------------------------------------------------------------------
 
-Launch = TypeVar("Launch", bound=Callable[..., Any])
 
-
-def on_its_device(launch: Launch) -> Launch:
-    """Let a function launch on the device of its first argument: Triton takes the current one."""
-
-    @wraps(launch)
-    def guarded(*arguments: Any) -> Any:
-        first = arguments[0]
-        x: Tensor = first[0] if isinstance(first, list) else first
-        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-            return launch(*arguments)
-
-    return cast(Launch, guarded)
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Launch meanwhile on the device of a tensor: Triton takes the current one."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def per_head(x: Tensor) -> Tensor:

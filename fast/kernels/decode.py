@@ -54,7 +54,18 @@ def decode_attention(
     if counters is not None and reduce in ("none", "skip"):
         raise ValueError(f"counters need reduce = 'sum', 'mean' or 'max', not {reduce!r}")
     if uses_triton(queries):
-        return _attend_in_triton(queries, keys, values, positions, softcap, reduce, counters, exact)
+        N, G, rho, n = *queries.shape[:3], keys.shape[2]
+        parts = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
+        raw, lse, outputs = new_parts(queries, n, parts, scores=reduce != "skip")
+        output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        with common.on_device_of(queries):
+            attend_to_parts[(N * G, 1, parts)](
+                values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
+                parts=parts, BLOCK_M=common.columns(rho), SCORES=reduce != "skip",
+                WITH_VALUES=True, EARLY=common.starts_early(queries.device),
+                **arguments_of(queries, keys, None, positions, None, softcap),
+            )  # fmt: skip
+            return combined(raw, lse, outputs, output, n, reduce, counters, exact)
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(
@@ -95,31 +106,6 @@ def count_recurrence(
 
 
 # --- in Triton ------------------------------------------------------------------------------------
-
-
-@common.on_its_device
-def _attend_in_triton(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    positions: Tensor | None,
-    softcap: float | None,
-    reduce: Reduction,
-    counters: RecurrenceCounters | None,
-    exact: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    N, G, rho = queries.shape[:3]
-    n, scores = keys.shape[2], reduce != "skip"
-    count = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
-    raw, lse, outputs = new_parts(queries, n, count, scores)
-    attend_to_parts[(N * G, 1, count)](
-        values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
-        parts=count, BLOCK_M=common.columns(rho), SCORES=scores, WITH_VALUES=True,
-        EARLY=common.starts_early(queries.device),
-        **arguments_of(queries, keys, None, positions, None, softcap),
-    )  # fmt: skip
-    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
-    return combined(raw, lse, outputs, output, n, reduce, counters, exact)
 
 
 attend_to_parts = common.tuned(
@@ -221,11 +207,9 @@ def combine(
         if REDUCE == "none":
             tl.store(raw + at, probability, mask=inside)
         else:
-            if REDUCE == "max":
-                nothing_or_nan = tl.sum(probability, axis=0) * 0.0
-                reduced = tl.max(probability, axis=0) + nothing_or_nan
-            else:
-                reduced = tl.sum(probability, axis=0)
+            reduced = tl.sum(probability, axis=0)
+            if REDUCE == "max":  # which passes over NaN: that of the sum is kept
+                reduced = tl.where(reduced == reduced, tl.max(probability, axis=0), reduced)
             if REDUCE == "mean":
                 reduced = reduced / RHO
             tl.store(received + head * n + entry, reduced, mask=there)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, per_head, tl, to_device
+from kvlab.fast.kernels.common import kernel, magnitude, on_device_of, per_head, tl, to_device
 from kvlab.fast.kernels.notation import Bool, Float, Int, Marks, Positions, Scores, Slots, Tensor
 
 BEYOND = torch.iinfo(torch.int32).max
@@ -52,7 +52,18 @@ def keep_slots(
         the end, after arbitrary ones. PyTorch computes this unequal case.
     """
     if ordered and min(kept) == max(kept) and uses_triton(scores):
-        return _keep_in_triton(scores, protected, positions, kept[0])
+        N, G, n = positions.shape
+        flat, width, held = per_head(positions), kept[0], min(MOST_HELD, max(1024, magnitude(n)))
+        marks = flat if protected is None else protected.contiguous().view(torch.uint8)
+        keep = torch.empty((N, G, width), dtype=torch.int64, device=positions.device)
+        with on_device_of(scores):
+            keep_sets[(N * G,)](
+                scores.to(torch.float32).contiguous(), marks, flat, keep,
+                n, width, n, flat.stride(0), G,
+                SCORE_HEADS=scores.shape[1], HELD=held, BLOCK_N=min(8192, held),
+                PROTECTS=protected is not None, num_warps=16,
+            )  # fmt: skip
+        return keep
     width = max(kept)
     last = eviction_order(scores, protected, positions, ordered)[
         :, :, positions.shape[-1] - width :
@@ -167,22 +178,3 @@ def keep_sets(
         whole = tl.sum(pair, axis=0)
         above += whole >> 16
         equal += whole & 65535
-
-
-@on_its_device
-def _keep_in_triton(
-    scores: Tensor, protected: Tensor | None, positions: Tensor, width: int
-) -> Tensor:
-    N, G, n = positions.shape
-    scores = scores.to(torch.float32).contiguous()
-    flat = per_head(positions)
-    marks = flat if protected is None else protected.contiguous().view(torch.uint8)
-    keep = torch.empty((N, G, width), dtype=torch.int64, device=positions.device)
-    held = min(MOST_HELD, max(1024, magnitude(n)))
-    keep_sets[(N * G,)](
-        scores, marks, flat, keep,
-        n, width, n, flat.stride(0), G,
-        SCORE_HEADS=scores.shape[1], HELD=held, BLOCK_N=min(8192, held),
-        PROTECTS=protected is not None, num_warps=16,
-    )  # fmt: skip
-    return keep

@@ -71,7 +71,8 @@ def attend_to_tables(
     """
     if uses_triton(queries) and suits_triton(keys, values, queries.shape[2]):
         found = partners_of(keys, values, entries) if partners is None else partners
-        return _attend_in_triton(queries, keys, values, found, entries, softcap, reduce)
+        with common.on_device_of(queries):
+            return _attend_in_triton(queries, keys, values, found, entries, softcap, reduce)
     (N, G, rho, _, d), dtype = queries.shape, attention.compute_dtype(queries.dtype)
     scaled = queries.to(dtype).reshape(N * G, rho, d) * d**-0.5
     products, mask = [_products(table, scaled) for table in keys], None
@@ -323,7 +324,6 @@ def attend_to_a_part_of_tables(
             tl.store(part_output + to[:, None] * D + column, joined, mask=real)
 
 
-@common.on_its_device
 def _attend_in_triton(
     queries: Tensor,
     keys: Sequence[VectorTable],

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, tl
+from kvlab.fast.kernels.common import kernel, magnitude, on_device_of, tl
 from kvlab.fast.kernels.notation import Slots, Tensor
 
 
@@ -23,7 +23,8 @@ def move_survivors(buffers: Mapping[Any, Tensor], slots: Slots, ascending: bool)
     """
     first = next(iter(buffers.values()))
     if ascending and uses_triton(first) and move_as_words(buffers):
-        _move_in_triton(list(buffers.values()), slots)
+        with on_device_of(first):
+            _move_in_triton(list(buffers.values()), slots)
         return
     N, G, kept = slots.shape
     for buffer in buffers.values():
@@ -125,7 +126,6 @@ FLAGS_READ = tl.constexpr(1024)
 """Flags that a program looks at together."""
 
 
-@on_its_device
 def _move_in_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
     """Launch once for buffers of which `move_as_words` is true."""
     _, N, G, capacity = buffers[0].shape[:4]

@@ -38,7 +38,10 @@ def attend_block(
         of each row's sum of exponentials in float32, −inf there.
     """
     if uses_triton(queries):
-        return _attend_in_triton(queries, keys, values, query_positions, positions, softcap)
+        given = arguments_of(queries, keys, query_positions, positions, None, softcap)
+        output = torch.empty(queries.shape, dtype=keys.dtype, device=keys.device)
+        lse = _rows_attended(given, values, output, parts=1)
+        return output, lse.view(queries.shape[:4])
     dtype = attention.compute_dtype(keys.dtype)
     mask = attention.visible(query_positions, positions)
     logits = attention.logits(queries.to(dtype), keys.to(dtype), softcap)
@@ -68,8 +71,8 @@ def received_attention(
     if gains is not None and lse is not None:
         raise ValueError("lse is that of attention without gains: give one of the two, not both")
     if uses_triton(queries):
-        block = queries, keys, query_positions, positions, gains, softcap
-        return _received_in_triton(*block, lse)
+        given = arguments_of(queries, keys, query_positions, positions, gains, softcap)
+        return _sums_of_columns(given, keys, lse, queries.shape)
     dtype = attention.compute_dtype(keys.dtype)
     queries, keys = queries.to(dtype), keys.to(dtype)
     factors = None if gains is None else gains.to(dtype)[:, None, None, :, None]
@@ -168,45 +171,25 @@ def _rows_attended(
     """Launch `attend_rows`; return log-sum-exps ``[heads, parts, rows]``."""
     heads, rows = given["queries"].data.shape[:2]
     lse = values.new_empty((heads, parts, rows), dtype=torch.float32)
-    attend_block_of_rows[lambda sizes: (heads, triton.cdiv(rows, sizes["BLOCK_M"]), parts)](
-        values=common.rows_of(common.per_head(values)), raw=None, lse=lse, output=output,
-        parts=parts, SCORES=False, WITH_VALUES=output is not None, **given,
-    )  # fmt: skip
+    with common.on_device_of(values):
+        attend_block_of_rows[lambda sizes: (heads, triton.cdiv(rows, sizes["BLOCK_M"]), parts)](
+            values=common.rows_of(common.per_head(values)), raw=None, lse=lse, output=output,
+            parts=parts, SCORES=False, WITH_VALUES=output is not None, **given,
+        )  # fmt: skip
     return lse
 
 
-@common.on_its_device
-def _attend_in_triton(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    query_positions: Tensor,
-    positions: Tensor,
-    softcap: float | None,
-) -> tuple[Tensor, Tensor]:
-    given = arguments_of(queries, keys, query_positions, positions, None, softcap)
-    output = torch.empty(queries.shape, dtype=keys.dtype, device=keys.device)
-    lse = _rows_attended(given, values, output, parts=1)
-    return output, lse.view(queries.shape[:4])
-
-
-@common.on_its_device
-def _received_in_triton(
-    queries: Tensor,
-    keys: Tensor,
-    query_positions: Tensor,
-    positions: Tensor,
-    gains: Tensor | None,
-    softcap: float | None,
-    lse: Tensor | None,
+def _sums_of_columns(
+    given: dict[str, Any], keys: Tensor, lse: Tensor | None, shape: torch.Size
 ) -> Tensor:
-    (N, G, rho, m), n = queries.shape[:4], keys.shape[2]
-    given = arguments_of(queries, keys, query_positions, positions, gains, softcap)
+    """Launch `column_sums` for queries of a shape, after `attend_rows` if there is no ``lse``."""
+    (N, G, rho, m), n = shape[:4], keys.shape[2]
     if lse is None:  # entries are shared out over parts
         parts = common.split(n, ENTRIES, N * G * triton.cdiv(rho * m, ROWS), keys.device)
         lse = torch.logsumexp(_rows_attended(given, keys, None, parts), dim=1)
     sums = torch.empty((N, G, n), dtype=torch.float32, device=keys.device)
-    column_sums[lambda sizes: (N * G, triton.cdiv(n, sizes["BLOCK_N"]))](
-        lse=lse.reshape(N * G, rho * m).contiguous(), sums=sums, RHO=rho, **given
-    )
+    with common.on_device_of(keys):
+        column_sums[lambda sizes: (N * G, triton.cdiv(n, sizes["BLOCK_N"]))](
+            lse=lse.reshape(N * G, rho * m).contiguous(), sums=sums, RHO=rho, **given
+        )
     return sums

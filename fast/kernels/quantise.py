@@ -18,7 +18,7 @@ import torch
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts, constant
-from kvlab.fast.kernels.common import blocks, kernel, on_its_device, tl, triton, tuned
+from kvlab.fast.kernels.common import blocks, kernel, on_device_of, tl, triton, tuned
 from kvlab.fast.kernels.notation import Float, Shaped, Slots, Tensor, UInt8
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS
@@ -164,7 +164,8 @@ def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
     fills_bytes = bits in (2, 4, 8) and group * bits % 8 == 0
     whole = group & (group - 1) == 0 and x.shape[-1] % group == 0
     if uses_triton(x, doubles=True) and fills_bytes and whole:
-        return _quantise_in_triton(x, bits, group)
+        with on_device_of(x):
+            return _quantise_in_triton(x, bits, group)
     return quantize(x, bits, group)
 
 
@@ -297,7 +298,6 @@ WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 """How bytes of codes are written, by the bits that are written together."""
 
 
-@on_its_device
 def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Coded:
     *leading, length = x.shape
     groups, together = x.numel() // group, min(8, group, 32 // bits)
