@@ -25,9 +25,12 @@ from kvlab.reference.granularity import (
     WholePages,
     with_score,
 )
-from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy, Score
+from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy, Schedule, Score
 from kvlab.reference.precisions import precisions
 from kvlab.reference.selection import budget_entries
+
+ANY_BUDGET = 10**9
+"""A budget with which every method can be built, to ask what no budget changes."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,11 @@ class Method(ABC):
     def note(self) -> str:
         """What the specification does not say and a reader has to know."""
         return ""
+
+    @property
+    def timing(self) -> Schedule:
+        """When it evicts, under a budget of any size."""
+        return self.policy(ANY_BUDGET if self.needs_budget else None).schedule
 
     @classmethod
     def tracker(cls, threshold: float) -> Score | None:

@@ -50,12 +50,16 @@ class CompressedCache(Cache):
         self,
         attachment: Attachment,
         text: Text | None = None,
-        others: Sequence[Any] | None = None,
+        like: Sequence[Any] | None = None,
     ) -> None:
-        """Make a cache of a text, or an empty one; ``others``: layers that are left as they are."""
+        """Make a cache of a text, or an empty one.
+
+        ``like`` are the layers of another cache of this model: those that no policy decides about
+        are copied; None: they are empty.
+        """
         self.attachment = attachment
         self.text = text or attachment.new_text()
-        super().__init__(layers=self._layers_like(others or attachment.new_layers()))
+        super().__init__(layers=self._layers_like(like or attachment.new_layers()))
         self.used = OneThread()
 
     def _layers_like(self, layers: Sequence[Any]) -> Any:

@@ -189,28 +189,38 @@ class OneThread:
 class StreamClock:
     """Counts the tokens of every sequence, and gives each block its `BatchClock`."""
 
-    ALIKE = ("records_confidence", "columns", "longest", "adapters", "noted")
+    ALIKE = ("records_confidence", "columns", "adapters", "noted")
 
     def __init__(self, records_confidence: bool) -> None:
-        self.records_confidence = records_confidence
+        # the text, column by column
         self.columns = 0
         """Columns fed so far, evicted ones and padding included."""
         self._text: Int[Tensor, "N capacity"] | None = None
         self.written: Int[Tensor, " N"] | None = None
         """The last token that `generate` wrote, while the model was not called with it."""
-        self.longest = 0
-        """Tokens of the longest prompt."""
+        # where each row is in it
         self.rows: tuple[Clock, ...] = ()
-        self._last: Tensor | None = None
-        self._prompt: Tensor | None = None
-        self._confidence = torch.empty((0, 0), dtype=torch.float32, device="cpu")
-        self._next_confidence: Tensor | None = None
-        self.adapters: tuple[tuple[str, ...], ...] = ()
-        """Adapters of PEFT with which the calls read the text, every choice of them once."""
+        self._last: Int[Tensor, "N 1"] | None = None
+        """Position of the last token."""
+        self._prompt: Int[Tensor, "N 1 1"] | None = None
         self.first_evictions: tuple[int | None, ...] = ()
         """As `CompressedCache.first_evictions` says."""
+        # how sure the model was of each token
+        self.records_confidence = records_confidence
+        self._confidence = torch.empty((0, 0), dtype=torch.float32, device="cpu")
+        """Of the tokens so far, and room for more; empty if it is not recorded."""
+        self._next_confidence: Float[Tensor, " N"] | None = None
+        """Of the token that the model would write after the last one."""
+        # how it was read
+        self.adapters: tuple[tuple[str, ...], ...] = ()
+        """Adapters of PEFT with which the calls read the text, every choice of them once."""
         self.noted: dict[str, Bool[Tensor, ""]] = {}
         """What may be wrong with single tokens, and whether it is, as the device knows."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(row.prompt for row in self.rows)
 
     @property
     def text(self) -> Int[Tensor, "N t"]:
@@ -265,32 +275,45 @@ class StreamClock:
 
     def begin(self, prompts: Sequence[int], device: Any) -> None:
         """Start with prompts of these lengths."""
-        N, self.longest = len(prompts), max(prompts)
+        N = len(prompts)
         self.rows = tuple(Clock(0, 0, prompt) for prompt in prompts)
         self.first_evictions = (None,) * N
         self._last = torch.full((N, 1), -1, dtype=torch.int32, device=device)
         self._prompt = torch.tensor(prompts, dtype=torch.int32, device=device)[:, None, None]
-        width = self.longest + AHEAD if self.records_confidence else 0
+        width = max(prompts) + AHEAD if self.records_confidence else 0
         self._confidence = torch.full((N, width), torch.nan, dtype=torch.float32, device=device)
 
     @torch.inference_mode()
     def note_call(self, inputs: Tensor, real: Real | None, given: bool) -> None:
         """Take in what the model is called with, all blocks together.
 
-        The first token is the model's own if `generate` wrote it last, and the others are given.
-        Where nothing is known of a single token, ``given`` says which of the two it is.
+        Where nothing is known of a single token, ``given`` says whether the model wrote it.
         """
+        sure = self._confidence_of_first(inputs, real, given)
+        self.written = None
+        self._record_text(inputs, real)
+        if self.records_confidence:
+            self._record_confidence(sure, inputs.shape[1])
+
+    def _confidence_of_first(
+        self, inputs: Tensor, real: Real | None, given: bool
+    ) -> Float[Tensor, " N"] | None:
+        """Return how sure the model was of every row's first token in a call, NaN if it was given.
+
+        None if all were given, as all later tokens are. The first one is the model's own if
+        `generate` wrote it last.
+        """
+        sure = self._next_confidence
+        if sure is None:
+            return None
         if self.written is not None and inputs.dim() == 2:
             first = 0 if real is None else real.int().argmax(dim=1)
             wrote = inputs[torch.arange(len(inputs)), first] == self.written
         elif given or real is None:
-            wrote = not given and inputs.shape[1] == 1
+            return None if given or inputs.shape[1] > 1 else sure
         else:
             wrote = real.sum(dim=1) == 1
-        self.written = None
-        self._record_text(inputs, real)
-        if self.records_confidence:
-            self._record_confidence(wrote, inputs.shape[1])
+        return sure.masked_fill(~wrote.to(sure.device), torch.nan)
 
     def advance(self, real: Real | None, m: int) -> BatchClock:
         """Count a block, and return its clock; ``real`` marks the tokens that are not padding."""
@@ -367,21 +390,16 @@ class StreamClock:
         if real is not None:
             new.masked_fill_(~real, PADDING)
 
-    def _record_confidence(self, wrote: Bool[Tensor, " N"] | bool, m: int) -> None:
-        """Give every row's next token its confidence, if the model ``wrote`` it."""
+    def _record_confidence(self, sure: Float[Tensor, " N"] | None, m: int) -> None:
+        """Make room for ``m`` tokens of every row, and note how sure the model was of the first."""
         longest, width = max(row.seen for row in self.rows) + m, self._confidence.shape[1]
         if longest > width:
-            more = self._confidence.new_full(
-                (len(self.rows), max(width, longest - width)), torch.nan
-            )
+            shape = (len(self.rows), max(width, longest - width))
+            more = self._confidence.new_full(shape, torch.nan)
             self._confidence = torch.cat([self._confidence, more], dim=1)
-        confidence = self._next_confidence
-        if wrote is False or confidence is None:
-            return
-        if wrote is not True:
-            confidence = confidence.masked_fill(~wrote.to(confidence.device), torch.nan)
-        assert self._last is not None
-        self._confidence.scatter_(1, self._last.long() + 1, confidence[:, None])
+        if sure is not None:
+            assert self._last is not None
+            self._confidence.scatter_(1, self._last.long() + 1, sure[:, None])
 
 
 def fingerprints(embeddings: Float[Tensor, "N t D"]) -> Int[Tensor, "N t"]:

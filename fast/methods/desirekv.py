@@ -28,19 +28,15 @@ from kvlab.fast.kernels.notation import (
 )
 from kvlab.fast.kernels.quantise import outlier_scores
 from kvlab.reference.methods import desirekv as reference
-from kvlab.reference.methods.desirekv import BEFORE_ALL, DesireKV
+from kvlab.reference.methods.desirekv import BEFORE_ALL, DesireKV, events
 from kvlab.reference.quantization import FULL_BITS
 
 
-def events(options: DesireKV, clock: Clock) -> tuple[int, int]:
-    """Count the events before this block, and those up to its end."""
-    passed = (clock.generated - options.selector) // options.interval
-    before = max(0, (clock.generated_before - options.selector) // options.interval)
-    return before, max(before, passed)
-
-
 def decision_window(options: DesireKV, seen: Observation) -> Marks:
-    """Mark the P generated tokens before the selector; none in a sequence without an event."""
+    """Mark the tokens that an event is about, as the reference does; none without an event.
+
+    Protection, score and precision ask for them; they are computed once for a layer.
+    """
 
     def marks() -> Marks:
         borders = []

@@ -28,11 +28,11 @@ class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerTo
             (keys, values), residual, d = cache.mixed, options.residual, cache.mixed[0].dimension
             if d % options.group:
                 raise ValueError(f"group = {options.group} must divide the head dimension {d}")
-            key_due = [n // residual * residual for n in cache.counts]
-            slots, counts = _newly_due(cache, keys, key_due)
+            whole_runs = [n // residual * residual for n in cache.counts]
+            slots, counts = oldest_until(cache, keys, whole_runs)
             keys.quantize_channels(slots, options.key_bits, options.group, counts)
-            value_due = [max(0, n - residual) for n in cache.counts]
-            slots, counts = _newly_due(cache, values, value_due)
+            but_the_newest = [max(0, n - residual) for n in cache.counts]
+            slots, counts = oldest_until(cache, values, but_the_newest)
             if isinstance(slots, range) and len(slots) == 1:
                 oldest = values.oldest
                 single.setdefault((oldest.device, oldest.shape), []).append(values)
@@ -42,13 +42,17 @@ class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerTo
             quantize_oldest(alike, options.value_bits, options.group)
 
 
-def _newly_due(
-    cache: LayerCache, storage: Storage, due: Sequence[int]
+def oldest_until(
+    cache: LayerCache, storage: Storage, coded: Sequence[int]
 ) -> tuple[Int[Tensor, "N G chosen"] | range, tuple[int, ...]]:
-    # Nothing is ever evicted, so the entries at full precision are the newest.
+    """Return the slots to code, and how many of each sequence, so that its first ``coded`` are.
+
+    Nothing is ever evicted, so the entries at full precision are the newest, and the oldest of
+    those are coded next. Slots of sequences alike are a range; else `EMPTY` fills the shorter ones.
+    """
     full = storage.tables[0]
     done = [n - wide for n, wide in zip(cache.counts, full.counts, strict=True)]
-    counts = tuple(last - first for first, last in zip(done, due, strict=True))
+    counts = tuple(until - first for first, until in zip(done, coded, strict=True))
     longest = max(counts)
     if isinstance(full.slots, range) and min(counts) == longest:
         return full.slots[: max(0, longest)], counts
@@ -57,7 +61,7 @@ def _newly_due(
     width, device = len(cache), cache.positions.device
     column = torch.arange(longest, device=device)
     first = to_device([width - n + d for n, d in zip(cache.counts, done, strict=True)], device)
-    place = (first[:, None] + column).clamp(max=width - 1)[:, None]
+    place = (first[:, None] + column).clamp(max=width - 1)[:, None]  # among slots by position
     place = place.expand(*cache.positions.shape[:2], longest)
     slots = place if cache.ordered else cache.positions.argsort(dim=-1).gather(-1, place)
     used = column < to_device(counts, device)[:, None]

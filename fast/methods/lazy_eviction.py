@@ -56,8 +56,10 @@ class Recurrence(Score[reference.Recurrence]):
         tokens = seen.query_positions.shape[1]
         if self.spec.options.threshold == 0:
             active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
-        before_birth = (seen.positions - _first_position(seen)).clamp(min=0)
-        elapsed.sub_(before_birth + _padded(seen))  # a token that waited came before other entries
+        # The loop counts every column; what is no token of an entry's life is taken off before:
+        # padding, and the columns before the entry's own, if it came with this block.
+        older_columns = (seen.positions - _first_position(seen)).clamp(min=0)
+        elapsed.sub_(_padded(seen) + older_columns)
         if self.spec.options.stamp_start == "birth":
             newborn = seen.positions >= _first_position(seen)
             elapsed.sub_(newborn.to(elapsed.dtype))

@@ -15,9 +15,6 @@ from kvlab.reference.observation import Array, Bool, Float, Marks, Observation, 
 from kvlab.reference.policy import Around, EveryBlock, Full, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
 
-LARGE = 10**9
-"""A budget with which every method can be built."""
-
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
 
 
@@ -238,13 +235,10 @@ class Caote(Wrapper):
     @property
     def note(self) -> str:
         """Say when CAOTE evicts, if the wrapped method evicts at other times."""
-        base = self.base.policy(LARGE if self.base.needs_budget else None)
-        if isinstance(base.schedule, EveryBlock):  # what every says is all that there is to say
+        name, schedule = self.base.name, self.base.timing
+        if isinstance(schedule, EveryBlock):  # what every says is all that there is to say
             return ""
-        return (
-            f"{self.name}:{base.name} evicts {EveryBlock(self.every)}; {base.name} alone "
-            f"{base.schedule}"
-        )
+        return f"{self.name}:{name} evicts {EveryBlock(self.every)}; {name} alone {schedule}"
 
     def policy(self, budget: int | None) -> Policy:
         base = self.base.policy(budget)

@@ -19,7 +19,7 @@ from kvlab.reference.checks import check_choice
 from kvlab.reference.method import Example, Method
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Float, Observation
+from kvlab.reference.observation import NO_ATTENTION, Clock, Float, Observation
 from kvlab.reference.policy import (
     Budget,
     Entries,
@@ -47,15 +47,22 @@ BEFORE_ALL = 2.0
 def decision_window(options: "DesireKV", seen: Observation) -> Marks:
     """Mark the P generated tokens before the selector, [t − R − P, t − R) at an event.
 
-    A block that passes several events decides about all their windows; ``scope = all`` starts at
-    the first generated token.
+    It is these tokens, and no others, that protection, score and precision are about. A block that
+    passes several events decides about all their windows; ``scope = all`` starts at the first
+    generated token.
     """
+    before, passed = events(options, seen.clock)
     clock, interval = seen.clock, options.interval
-    passed = (clock.generated - options.selector) // interval
-    before = max(0, (clock.generated_before - options.selector) // interval)
     last = clock.prompt + passed * interval
     first = clock.prompt + (before * interval if options.scope == "window" else 0)
     return (seen.positions >= first) & (seen.positions < last)
+
+
+def events(options: "DesireKV", clock: Clock) -> tuple[int, int]:
+    """Count the events before this block, and those up to its end."""
+    passed = (clock.generated - options.selector) // options.interval
+    before = max(0, (clock.generated_before - options.selector) // options.interval)
+    return before, max(before, passed)
 
 
 def doubtful(options: "DesireKV", seen: Observation, window: Marks) -> Marks:

@@ -101,8 +101,8 @@ class CompletePages(Pages):
 def upper_half(scores: Float[Array, " n"]) -> Bool[Array, " n"]:
     """Mark the larger half, ⌊n / 2⌋ entries.
 
-    Maxima over neighbours are often equal. Which of equal ones is in the half is decided by the
-    order in which a heap of the first half takes in the others, as in C++'s `std::partial_sort`.
+    Maxima over neighbours are often equal. The engine lets a heap of the first half take in the
+    others one by one, and of equal ones those are in the half that the heap keeps.
     """
     entries = [[score] for score in scores.tolist()]  # equal ones are told apart by identity
     half = entries[: len(entries) // 2]
