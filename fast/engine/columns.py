@@ -189,9 +189,13 @@ class Columns:
 
     def _fitted(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return rows in the number formats of their columns, which become wider if need be."""
+        for name, new in rows.items():
+            if new.dtype != self.places[name][0][0]:
+                return self._widened(rows)
+        return rows
+
+    def _widened(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         formats = {name: self.places[name][0][0] for name in rows}
-        if all(new.dtype == formats[name] for name, new in rows.items()):
-            return rows
         wider = {n: torch.promote_types(new.dtype, formats[n]) for n, new in rows.items()}
         if wider != formats:
             columns = self._columns()

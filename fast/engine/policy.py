@@ -266,7 +266,7 @@ class Policy:
         """Name in the registry's syntax."""
         return self.specification.name
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         """When to decide."""
         return self.specification.schedule
@@ -276,7 +276,7 @@ class Policy:
         """What the score reads of attention."""
         return self.score.needs
 
-    @property
+    @cached_property
     def joins_layers(self) -> bool:
         """Whether all layers keep the same entries, by the mean of their scores."""
         return self.specification.score.joins_layers

@@ -53,8 +53,8 @@ class CompressedLayer(CacheLayerMixin):
         self.number, self.place = number, place
         self.waiting: object = None
         """`Ticket.call` of the keys that `attention` has still to be given."""
-        self.block: BatchClock | None = None
-        """The last block whose keys came."""
+        self.block: Any = None
+        """The `BatchClock` of the last block whose keys came."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -64,15 +64,11 @@ class CompressedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Hand the block's own keys and values on; `attention` takes them to the entries."""
         self.is_initialized = True
-        self.block = self.running_block()
+        self.block = self.owner.text.running_block(self.owner.attachment.closed)
         self.waiting = object()
         tagged = key_states.view_as(key_states)
         setattr(tagged, TICKET, Ticket(self, self.waiting))
         return tagged, value_states
-
-    def running_block(self) -> BatchClock:
-        """Return the clock of the running block; ValueError outside of a call of the model."""
-        return self.owner.text.running_block(self.owner.attachment.closed)
 
     def get_seq_length(self) -> int:
         """Columns fed so far, evicted ones and padding included."""
@@ -140,7 +136,7 @@ def attention(
     G = key.shape[1]
     if scaling is not None and not isclose(scaling, 1 / sqrt(d), rel_tol=1e-6):
         query = query.to(compute_dtype(query.dtype)) * (scaling * sqrt(d))
-    clock = layer.running_block().to(query.device)
+    clock = layer.block.to(query.device)
     if attention_mask is not None and attention_mask.numel() > 1:
         _check_mask(module, attention_mask, clock)
     key, value = _in_one_format(key, value)

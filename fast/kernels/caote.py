@@ -1,7 +1,24 @@
 """CAOTE's score of every entry: how the outputs change if it alone is evicted (CAOTE Eq. 8-9, 14).
 
-Triton makes one pass over the values in one launch; if their weighted sum is not given, another
-before, of two launches. After an output of 16 bits, heads with an entry above 0.5 have it, too.
+A head has one row of weights h, which add up to 1, or one per query head. With o = Σ h·v of a row,
+
+    error_j = h_j / (1 − h_j) · ‖o − v_j‖            over several rows: √(Σ error²)
+
+As h_j nears 1 this loses its digits. So a *dominant* entry, above one half, at most one in a row,
+is compared with the output of all others: error_j = h_j · ‖Σ_{i≠j} h_i·v_i / (1 − h_j) − v_j‖.
+
+In Triton there are three kernels; a *part* is a share of a head's entries:
+
+| kernel | a program has | writes |
+|---|---|---|
+| `sums_of_others` | a part | Σ h·v and Σ h without the dominant entry, and where that is |
+| `join_parts` | a row, or a head | from all parts: o, and the error of the dominant entry |
+| `errors_of_entries` | a part | the errors of all other entries |
+
+They are launched in this order if o is not given, and for FastCAOTE, whose o is the mean of all
+values. After attention o is given, and the third alone reads all values. In float32 it is right up
+to weights of 0.999, and a rare entry above has `add_heavy_errors`. Of 16 bits it is too coarse for
+a dominant entry: the other two follow, read nothing in heads without one, and add its error.
 
 Bytes, for N·G heads with k rows of retention, n entries of d channels of e bytes: values once,
 n·d·e, retention twice, 8·k·n, scores written, 4·n. Without ``output``, and for the mean of
@@ -108,8 +125,10 @@ PROGRAMS = 1024
 def in_pieces(weights, piece, TYPE: tl.constexpr):
     """Return weights as numbers of 16 bits, and by what to multiply each row's products.
 
-    Pieces 0 to 2 add up to float32's 24 bits, 3 is 0. Beside a dominant entry all weights may lie
-    below float16's numbers, so each row's largest is moved to their upper end.
+    A tensor core multiplies 16 bits exactly, so a weight of float32 is a sum of three such
+    pieces, each in a row of its own. Pieces 0 to 2 add up to float32's 24 bits, 3 is 0. Beside
+    a dominant entry all weights may lie below float16's numbers, so each row's largest is moved
+    to their upper end.
     """
     down = tl.full([weights.shape[0]], 1.0, tl.float32)
     if TYPE.is_fp16():
@@ -304,12 +323,13 @@ def errors_of_entries(
 ):  # fmt: skip
     """Distance of every value to every row's output, weighted, L2 over the rows.
 
-    Outputs are read once a program, and values once, WIDTH channels at a time, so that few lanes
-    share an entry. Each of them weighs it anew, but where loops have one stage and blocks as many
+    ``points`` are the outputs, ``limit`` the weight above which an entry is dominant. Outputs
+    are read once a program, and values once, WIDTH channels at a time, so that few lanes share
+    an entry. Each of them weighs it anew, but where loops have one stage and blocks as many
     entries as there are threads. Rows are weighted and added before channels are added across
-    lanes. A row's entry above ``limit`` has its error from ``exact``, or with WALK from all other
-    entries, or it is to be added by `join_parts` and ``largest`` says that there is one. Grid:
-    (heads, parts); a program walks some blocks.
+    lanes. A row's entry above ``limit`` has its error from ``exact``, or with WALK from all
+    other entries, or it is to be added by `join_parts` and ``largest`` says that there is one.
+    Grid: (heads, parts); a program walks some blocks.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     LANES: tl.constexpr = WIDTH // IN_A_LANE

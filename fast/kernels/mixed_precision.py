@@ -8,9 +8,21 @@ At 4 bits, d = 128 and g = 64 that is 148 bytes per entry, where 16 bits take 51
 as fast. Operations: 4·ρ·n·d, and the unpacking of 2·n·d codes.
 
 Codes are small whole numbers, so that a tensor core multiplies them without rounding: products that
-share a scale are added up first, and multiplied by the scale afterwards, in float32. For that,
-queries and probabilities are spread over rows, one per group of channels. Vectors are the first
-factor and queries the second, because tensor cores take 16 rows or more, but 8 columns.
+share a scale are added up first, and multiplied by the scale afterwards, in float32. A vector of
+channels c in groups g is x̂_c = Δ_g·code_c + z_g, so that
+
+    q · x̂   = Σ_g ( Δ_g · Σ_{c in g} q_c·code_c + z_g · Σ_{c in g} q_c )              keys
+    Σ_j p_j·x̂_jc = Σ_j (p_j·Δ_jg) · code_jc + Σ_j p_j·z_jg,   c in g                  values
+
+The inner sums are products of matrices if queries and probabilities are *spread* over rows: row
+(r, g) of the queries holds query r in the channels of group g and zeros elsewhere, row (r, g) of
+the probabilities holds p·Δ_g. `products_with_keys` and `with_values` are the two lines above, for
+the rows of one table; ``offset`` is the last sum. Vectors are the first factor and queries the
+second, because tensor cores take 16 rows or more, but 8 columns.
+
+A program of `attend_to_a_part_of_tables` walks the rows of one table of keys. Of each row it knows
+the *partner*: in which table of values, and in which row of it, the same entry's value lies. What
+the parts leave, the kernel of `decode` combines.
 """
 
 from collections.abc import Sequence

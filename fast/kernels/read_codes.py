@@ -1,4 +1,19 @@
-"""Codes of 8, 4 and 2 bits, read inside a kernel, as numbers that tensor cores multiply exactly."""
+"""Codes of 8, 4 and 2 bits, read inside a kernel, as numbers that tensor cores multiply exactly.
+
+| codes | are read as | and become numbers by |
+|---|---|---|
+| 8 bits, along the channels of a token | bytes | turning the highest bit: code − 128 |
+| 4 and 2 bits, along the channels of a token | words of 32 bits | `numbers_of` |
+| all, along the tokens of a channel | bytes | `unpacked`, as whole numbers |
+
+`read_rows` does the first two, `read_channels` the third. A word holds eight codes of 4 bits, the
+first in its lowest bits. Shifted by 4·i and masked with 0x000F000F it holds codes i and i + 4, each
+at the end of 16 bits; and with 0x4300 before it, a code is the number 128 + code in bfloat16, with
+0x6400 it is 1024 + code in float16. So two codes cost a shift, a mask and an or, and no conversion.
+
+What stays added to a code is its *bias*. Sums are freed of it as a whole: Σ q·(code + bias) is
+Σ q·code + bias·Σ q.
+"""
 
 from kvlab.fast.kernels.common import kernel, tl, triton
 
@@ -45,7 +60,11 @@ def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
 
 @kernel
 def four_pairs(words, first, step, BITS: tl.constexpr, TYPE: tl.constexpr):
-    """Return the codes of four places in both halves of a word, in ascending place."""
+    """Return the codes of four places in both halves of a word, in ascending place.
+
+    `tl.join` puts two arrays along a new last axis, so the one joined last alternates: the first
+    and third place make up the even numbers, the others the odd ones.
+    """
     even = tl.join(
         two_codes(words, first, BITS, TYPE), two_codes(words, first + 2 * step, BITS, TYPE)
     )

@@ -148,5 +148,5 @@ def test_traces_and_streams_are_refused(tmp_path):
     both = "reads the rotary embedding and the output projection, which traces do not hold"
     with pytest.raises(ValueError, match=both):
         check_replay(trace, [methods.get("expected_attention@values=projected", 4)], None)
-    with pytest.raises(ValueError, match=r"learned_gate.* reads them: only models"):
+    with pytest.raises(ValueError, match=r"learned_gate.* reads hidden states: only models"):
         next(run_stream(policy, random_stream(Source("any"))))
