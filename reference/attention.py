@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.checks import check_choice
-from kvlab.reference.notation import Array, Bool, Float, Int
+from kvlab.reference.notation import Array, Attention, Bool, Float, Int, Positions, Queries, Vectors
 
 GroupReduction = Literal["mean", "max", "sum"]
 
 
-def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G rho m d"]:
+def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Queries:
     """Put query head h = g·rho + r under the KV head g that it reads."""
     H, m, d = heads.shape
     if H % kv_heads:
@@ -28,16 +28,12 @@ def reduce_group(x: Float[Array, "G rho ..."], how: GroupReduction) -> Float[Arr
     return reductions[how](x, axis=1)
 
 
-def visible(
-    query_positions: Int[Array, " m"], key_positions: Int[Array, "G n"]
-) -> Bool[Array, "G 1 m n"]:
+def visible(query_positions: Int[Array, " m"], key_positions: Positions) -> Bool[Array, "G 1 m n"]:
     """Mark the entries that a query may read: those at its own position or before it."""
     return key_positions[:, None, None, :] <= query_positions[None, None, :, None]
 
 
-def logits(
-    queries: Float[Array, "G rho m d"], keys: Float[Array, "G n d"], softcap: float | None = None
-) -> Float[Array, "G rho m n"]:
+def logits(queries: Queries, keys: Vectors, softcap: float | None = None) -> Attention:
     """Scaled dot products q·k/√d, squeezed into ±``softcap`` if a model asks for it (Gemma 2)."""
     d = queries.shape[-1]
     products = queries @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d)  # [LazyEviction Eq. 3, logits]
@@ -62,20 +58,18 @@ def softmax(
     return weights / weights.sum(axis=-1, keepdims=True)  # [LazyEviction Eq. 3, softmax]
 
 
-def weighted_values(
-    attention: Float[Array, "G rho m n"], values: Float[Array, "G n d"]
-) -> Float[Array, "G rho m d"]:
+def weighted_values(attention: Attention, values: Vectors) -> Queries:
     """Attention output X = A·V."""
     return attention @ values[:, None]  # [LazyEviction Eq. 3]
 
 
 def attend(
-    queries: Float[Array, "G rho m d"],
-    keys: Float[Array, "G n d"],
-    values: Float[Array, "G n d"],
+    queries: Queries,
+    keys: Vectors,
+    values: Vectors,
     mask: Bool[Array, "G _ m n"] | None,
     softcap: float | None = None,
-) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
+) -> tuple[Queries, Attention]:
     """Return the attention output and the attention probabilities of a block of queries.
 
     Raises:

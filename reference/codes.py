@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.notation import Array, Float, Shaped, UInt8
+from kvlab.reference.notation import Array, Float, Rows, Shaped, UInt8, Vectors
 
 Parts = tuple[Shaped[Array, "rows _"], ...]
 """What is stored of some vectors: packed codes first, then scales or norms."""
@@ -33,12 +33,12 @@ class Code(ABC):
         """Return the bits per element of a vector of ``d`` channels, with its scales and norms."""
         return 8 * sum(part.nbytes for part in self.encode(np.zeros((1, d)))) / d
 
-    def scale(self, vectors: Float[Array, "G n d"]) -> Scale | None:
+    def scale(self, vectors: Vectors) -> Scale | None:
         """Return the scale that the first block of a layer fixes; None if the code has none."""
         return None
 
     @abstractmethod
-    def encode(self, x: Float[Array, "rows d"]) -> Parts:
+    def encode(self, x: Rows) -> Parts:
         """Return what is stored of vectors; the caller has divided them by the scale.
 
         Raises:
@@ -46,11 +46,11 @@ class Code(ABC):
         """
 
     @abstractmethod
-    def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
+    def decode(self, parts: Parts, d: int) -> Rows:
         """Return the vectors that attention reads, still divided by the scale."""
 
 
-def scale_to(largest: float, vectors: Float[Array, "G n d"], per_head: bool = False) -> Scale:
+def scale_to(largest: float, vectors: Vectors, per_head: bool = False) -> Scale:
     """Return the scale that makes the largest element ``largest``; 1 if all elements are zero."""
     size = np.abs(vectors).max(axis=(1, 2) if per_head else (0, 1, 2), keepdims=True)
     if not (size <= np.finfo(np.float32).max).all():

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, advance, choose, log_softmax, prefill
-from kvlab.reference.notation import Array, Bool, Float
+from kvlab.reference.notation import Array, Bool, Float, Queries
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer
@@ -66,7 +66,7 @@ class DenseShadow:
         return error
 
 
-def output_error(dense: Float[Array, "G rho m d"], output: Float[Array, "G rho m d"]) -> float:
+def output_error(dense: Queries, output: Queries) -> float:
     """Mean distance of two attention outputs over heads and queries."""
     return float(np.linalg.norm(dense - output, axis=-1).mean())
 

@@ -27,6 +27,16 @@ from jaxtyping import UInt8 as UInt8
 Array = np.ndarray
 """An array of the reference: float64, integers or booleans, for one sequence."""
 
+Queries = Float[Array, "G rho m d"]
+Attention = Float[Array, "G rho m n"]
+Vectors = Float[Array, "G n d"]
+"""Keys or values of all entries."""
+
+Rows = Float[Array, "rows d"]
+"""Vectors of which a code knows nothing else."""
+
+Positions = Int[Array, "G n"]
+
 Scores = Float[Array, "G n"]
 """One number per entry."""
 

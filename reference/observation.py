@@ -12,7 +12,7 @@ import numpy as np
 from kvlab.reference.attention import logits
 from kvlab.reference.cache import Column as Column
 from kvlab.reference.cache import State as State
-from kvlab.reference.notation import Array, Float, Int
+from kvlab.reference.notation import Array, Attention, Float, Int, Positions, Queries, Vectors
 from kvlab.reference.notation import Bool as Bool
 from kvlab.reference.notation import KeepSet as KeepSet
 from kvlab.reference.notation import Marks as Marks
@@ -66,11 +66,11 @@ class Observation:
 
     clock: Clock
     layer: int
-    queries: Float[Array, "G rho m d"]
-    attention: Float[Array, "G rho m n"]
-    keys: Float[Array, "G n d"]
-    values: Float[Array, "G n d"]
-    positions: Int[Array, "G n"]
+    queries: Queries
+    attention: Attention
+    keys: Vectors
+    values: Vectors
+    positions: Positions
     bits: Int[Array, "G n"]
     """Bits per element of the stored keys: 16 for entries never quantised."""
     confidence: Float[Array, " t"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.notation import Array, Float, KeepSet, Marks, Scores
+from kvlab.reference.notation import Array, Float, KeepSet, Marks, Queries, Scores
 from kvlab.reference.observation import Clock, Observation, Rotate
 from kvlab.reference.policy import Policy, Score
 from kvlab.reference.selection import keep_set
@@ -23,7 +23,7 @@ class Block:
 
     clock: Clock
     layer: int
-    queries: Float[Array, "G rho m d"]
+    queries: Queries
     keys: Float[Array, "G m d"]
     values: Float[Array, "G m d"]
     confidence: Float[Array, " t"]
@@ -56,7 +56,7 @@ class Decision:
 class StepResult:
     """The results of one step of one layer, or of `look` alone: then nothing is evicted yet."""
 
-    output: Float[Array, "G rho m d"]
+    output: Queries
     cache: LayerCache
     """The cache with the block's entries, and what the score remembers of it."""
     seen: Observation
@@ -127,7 +127,7 @@ def apply_together(policy: Policy, looked: Sequence[StepResult]) -> list[StepRes
 
 def _observe_attention(
     policy: Policy, cache: LayerCache, block: Block
-) -> tuple[Float[Array, "G rho m d"], Observation]:
+) -> tuple[Queries, Observation]:
     keys, values, queries = cache.keys.vectors, cache.values.vectors, block.queries
     clock, n = block.clock, len(cache)
     query_positions = clock.positions
@@ -171,7 +171,7 @@ def select(policy: Policy, state: State, seen: Observation) -> Decision:
     return Decision(candidates, room, scores, keep)
 
 
-def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m d"]:
+def attend_survivors(seen: Observation, keep: KeepSet) -> Queries:
     """Attention output over the kept entries, renormalised; a query always keeps its own key."""
     kept = np.zeros(seen.positions.shape, dtype=bool)
     np.put_along_axis(kept, keep, True, axis=-1)

@@ -18,7 +18,7 @@ from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.checks import check_choice
 from kvlab.reference.method import Example, Method
 from kvlab.reference.methods.rpc import RPC
-from kvlab.reference.notation import Array, KeepSet, Marks, Scores
+from kvlab.reference.notation import Array, KeepSet, Marks, Scores, Vectors
 from kvlab.reference.observation import NO_ATTENTION, Clock, Float, Observation
 from kvlab.reference.policy import (
     Budget,
@@ -103,10 +103,7 @@ def outlier_score(
 
 
 def sensitivity(
-    keys: Float[Array, "G n d"],
-    window: Marks,
-    group: int,
-    over: Literal["outliers", "block"] = "outliers",
+    keys: Vectors, window: Marks, group: int, over: Literal["outliers", "block"] = "outliers"
 ) -> Float[Array, " n"]:
     """Quantisation sensitivity of each token in one layer, relative to the window's largest."""
     d = keys.shape[-1]

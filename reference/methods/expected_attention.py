@@ -16,6 +16,7 @@ import numpy as np
 from kvlab.reference.attention import softmax
 from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.notation import Queries
 from kvlab.reference.observation import Array, Bool, Float, Marks, Needs, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefillThenEveryDecode, Edges, Entries, Policy, Score
 from kvlab.reference.windows import query_statistic, remember_queries
@@ -79,9 +80,7 @@ class AttentionToCome(Score):
         return *mean_and_covariance(found), first
 
 
-def moments(
-    queries: Float[Array, "G rho m d"], counted: Bool[Array, " m"]
-) -> Float[Array, "G rho c c"]:
+def moments(queries: Queries, counted: Bool[Array, " m"]) -> Float[Array, "G rho c c"]:
     """Sum the products of all channels, and of a channel of ones: second moments, sums, count."""
     ones = np.ones((*queries.shape[:3], 1))
     rows = np.concatenate([queries, ones], axis=-1)[:, :, counted]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvlab.reference.codes import E4M3, E5M2, Code, Parts, Scale, scale_to
-from kvlab.reference.notation import Array, Float
+from kvlab.reference.notation import Rows, Vectors
 from kvlab.reference.precisions import Family, OnArrival
 
 FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
@@ -30,13 +30,13 @@ class FP8(Code):
 
     bits = 8
 
-    def scale(self, vectors: Float[Array, "G n d"]) -> Scale:
+    def scale(self, vectors: Vectors) -> Scale:
         return scale_to(FORMATS[self.format].largest, vectors, self.per_head)  # [FP8 1]
 
-    def encode(self, x: Float[Array, "rows d"]) -> Parts:
+    def encode(self, x: Rows) -> Parts:
         return (FORMATS[self.format].encode(x),)  # [FP8 2]
 
-    def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
+    def decode(self, parts: Parts, d: int) -> Rows:
         return FORMATS[self.format].decode(parts[0])  # [FP8 3]
 
 

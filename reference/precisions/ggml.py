@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlab.reference.codes import Code, Parts
-from kvlab.reference.notation import Array, Float
+from kvlab.reference.notation import Rows
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, unpack
 
@@ -30,7 +30,7 @@ class GGML(Code):
 
     bits: int
 
-    def encode(self, x: Float[Array, "rows d"]) -> Parts:
+    def encode(self, x: Rows) -> Parts:
         blocks = np.pad(x.astype(np.float32), ((0, 0), (0, -x.shape[1] % BLOCK)))
         blocks = blocks.reshape(len(x), -1, BLOCK)
         place = np.abs(blocks).argmax(axis=2, keepdims=True)
@@ -49,7 +49,7 @@ class GGML(Code):
             codes = codes.reshape(*codes.shape[:2], 2, -1).swapaxes(2, 3)
         return pack(codes.reshape(len(x), -1), self.bits), stored
 
-    def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
+    def decode(self, parts: Parts, d: int) -> Rows:
         packed, scale = parts
         codes = unpack(packed, self.bits, scale.shape[1] * BLOCK).reshape(*scale.shape, BLOCK)
         if self.bits == 8:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlab.reference.codes import E2M1, E4M3, Code, Parts, Scale, scale_to
-from kvlab.reference.notation import Array, Float
+from kvlab.reference.notation import Rows, Vectors
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, per_element, unpack
 
@@ -30,10 +30,10 @@ class NVFP4(Code):
 
     bits = 4
 
-    def scale(self, vectors: Float[Array, "G n d"]) -> Scale:
+    def scale(self, vectors: Vectors) -> Scale:
         return scale_to(E4M3.largest * E2M1.largest, vectors)  # [NVFP4 1]
 
-    def encode(self, x: Float[Array, "rows d"]) -> Parts:
+    def encode(self, x: Rows) -> Parts:
         d = x.shape[1]
         largest = np.maximum.reduceat(np.abs(x), np.arange(0, d, BLOCK), axis=1)
         scales = E4M3.encode(largest / E2M1.largest)  # [NVFP4 2]
@@ -41,7 +41,7 @@ class NVFP4(Code):
         scaled = np.divide(x, divisor, out=np.zeros_like(x), where=divisor > 0)
         return pack(E2M1.encode(scaled), self.bits), scales  # [NVFP4 3]
 
-    def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
+    def decode(self, parts: Parts, d: int) -> Rows:
         codes, scales = parts
         numbers = E2M1.decode(unpack(codes, self.bits, d))
         return per_element(E4M3.decode(scales), BLOCK, d) * numbers  # [NVFP4 4]

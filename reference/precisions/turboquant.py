@@ -23,7 +23,7 @@ import numpy as np
 
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.codes import Code, Parts
-from kvlab.reference.notation import Array, Float, UInt8
+from kvlab.reference.notation import Array, Float, Rows, UInt8
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, unpack
 
@@ -84,22 +84,22 @@ class TurboQuantMSE(Code):
     """Bits per coordinate."""
     seed: int
 
-    def encode(self, x: Float[Array, "rows d"]) -> Parts:
+    def encode(self, x: Rows) -> Parts:
         unit, norm = normalized(x)
         return pack(self.nearest(unit), self.bits), norm
 
-    def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
+    def decode(self, parts: Parts, d: int) -> Rows:
         codes, norm = parts
         return norm.astype(np.float64) * self.read(unpack(codes, self.bits, d))
 
-    def nearest(self, unit: Float[Array, "rows d"]) -> UInt8[Array, "rows d"]:
+    def nearest(self, unit: Rows) -> UInt8[Array, "rows d"]:
         """Return the index of the centroid that is nearest to each rotated coordinate."""
         d = unit.shape[1]
         rotated = unit @ rotation(d, self.seed).T
         indices = np.searchsorted(borders_of(codebook(self.bits, d)), rotated)  # [TURBOQUANT 3]
         return indices.astype(np.uint8)
 
-    def read(self, indices: UInt8[Array, "rows d"]) -> Float[Array, "rows d"]:
+    def read(self, indices: UInt8[Array, "rows d"]) -> Rows:
         """Return the vectors, of length about 1, that indices stand for."""
         d = indices.shape[1]
         return codebook(self.bits, d)[indices] @ rotation(d, self.seed)  # [TURBOQUANT 4]
@@ -118,7 +118,7 @@ class TurboQuantProd(Code):
         """The code of which the residual is taken."""
         return TurboQuantMSE(self.bits - 1, self.seed)
 
-    def encode(self, x: Float[Array, "rows d"]) -> Parts:
+    def encode(self, x: Rows) -> Parts:
         unit, norm = normalized(x)
         indices = self.first.nearest(unit)
         residual = unit - self.first.read(indices)
@@ -127,7 +127,7 @@ class TurboQuantProd(Code):
         codes = indices | signs.astype(np.uint8) << (self.bits - 1)
         return pack(codes, self.bits), np.concatenate([norm, gamma], axis=1)
 
-    def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
+    def decode(self, parts: Parts, d: int) -> Rows:
         codes = unpack(parts[0], self.bits, d)
         norm, gamma = np.split(parts[1].astype(np.float64), 2, axis=1)
         signs = 2.0 * (codes >> (self.bits - 1)) - 1
@@ -136,7 +136,7 @@ class TurboQuantProd(Code):
         return norm * (self.first.read(indices) + correction)  # [TURBOQUANT 6]
 
 
-def normalized(x: Float[Array, "rows d"]) -> tuple[Float[Array, "rows d"], Float[Array, "rows 1"]]:
+def normalized(x: Rows) -> tuple[Rows, Float[Array, "rows 1"]]:
     """Return the vectors at length 1, zero where they are zero, and their lengths in float16."""
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     if not (norm <= np.finfo(np.float16).max).all():
