@@ -238,10 +238,7 @@ class LayerCache:
         return torch.full_like(self.positions, FULL_BITS)
 
     def append(
-        self,
-        keys: Float[Tensor, "N G m d"],
-        values: Float[Tensor, "N G m d"],
-        clock: BatchClock,
+        self, keys: Float[Tensor, "N G m d"], values: Float[Tensor, "N G m d"], clock: BatchClock
     ) -> None:
         """Add a block of entries; slots of padding stay empty."""
         N, G, m, _ = keys.shape

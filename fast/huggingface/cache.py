@@ -47,10 +47,7 @@ class CompressedCache(Cache):
     )
 
     def __init__(
-        self,
-        attachment: Attachment,
-        text: Text | None = None,
-        like: Sequence[Any] | None = None,
+        self, attachment: Attachment, text: Text | None = None, like: Sequence[Any] | None = None
     ) -> None:
         """Make a cache of a text, or an empty one.
 

@@ -80,10 +80,7 @@ class TokenGraph:
     """A captured token of one text."""
 
     def __init__(
-        self,
-        text: Text,
-        given: Mapping[str, Any],
-        run: Callable[[dict[str, Any]], Any],
+        self, text: Text, given: Mapping[str, Any], run: Callable[[dict[str, Any]], Any]
     ) -> None:
         """Capture what ``run`` does with the arguments of a call; the text is then as before."""
         clock, cache = text.clock, text.layers.caches[0]
@@ -157,10 +154,7 @@ class Graphs:
         self.of_text: WeakKeyDictionary[Text, TokenGraph] = WeakKeyDictionary()
 
     def token(
-        self,
-        cache: CompressedCache,
-        given: Mapping[str, Any],
-        run: Callable[[dict[str, Any]], Any],
+        self, cache: CompressedCache, given: Mapping[str, Any], run: Callable[[dict[str, Any]], Any]
     ) -> Any:
         """Run the model on a token by a graph; None if it is not a token like those before."""
         text = cache.text

@@ -124,10 +124,7 @@ class ShareOfWindow(Budget[reference.ShareOfWindow]):
 
 
 def sensitivity(
-    keys: Vectors,
-    window: Marks,
-    group: int,
-    over: Literal["outliers", "block"],
+    keys: Vectors, window: Marks, group: int, over: Literal["outliers", "block"]
 ) -> Float[Tensor, "N n"]:
     """Quantisation sensitivity of each token in one layer, relative to the window's largest."""
     per_token = outlier_scores(keys, group, over).mean(dim=(1, 3))
@@ -179,11 +176,7 @@ def _slots_of(chosen: Marks, positions: Positions, longest: int) -> Int[Tensor, 
 
 
 def quantize_entries(
-    cache: LayerCache,
-    entries: Marks,
-    key_bits: int,
-    value_bits: int,
-    group: int,
+    cache: LayerCache, entries: Marks, key_bits: int, value_bits: int, group: int
 ) -> None:
     """Lower the precision of entries; an entry that is stored at fewer bits already stays so."""
     assert cache.mixed is not None

@@ -23,12 +23,7 @@ class LastUse(Score[reference.LastUse]):
             used |= seen.positions == position
             stamp.clamp_(min=used * (position + 1 - seen.clock.prompt))
 
-    def used(
-        self,
-        looked_at: PerEntry,
-        position: Int[Tensor, "N 1 1"],
-        seen: Observation,
-    ) -> Marks:
+    def used(self, looked_at: PerEntry, position: Int[Tensor, "N 1 1"], seen: Observation) -> Marks:
         """Mark what counts as used: above the threshold, or the top share of the group's mean."""
         threshold, share = self.spec.options.threshold, self.spec.options.share
         if share is None:

@@ -19,10 +19,7 @@ from kvlab.fast.models import check_loading, hub_answers, model_location, stored
 
 
 def load(
-    model: str | Path,
-    dtype: str = "auto",
-    device: str | None = None,
-    parallel: str | None = None,
+    model: str | Path, dtype: str = "auto", device: str | None = None, parallel: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a decoder for inference, from safetensors alone and without running its own code.
 
