@@ -54,7 +54,7 @@ gpu:  ## on a GPU, with PYTHON=... that has kvlab and CUDA: kernels tested, sani
 	$(PYTHON) -m kvlab.fast.lab.benchmarks.end_to_end --out end-to-end-gpu.json
 
 kernels-report: .venv/dev  ## compile every kernel for six GPUs, none needed, and write what it became
-	$(BIN)/python tests/kernels/report_kernels.py --out docs/study/results/kernels.json $(ARGS)
+	PYTHONPATH=docs $(BIN)/python -m study.report_kernels --out docs/study/results/kernels.json $(ARGS)
 
 vllm: .venv/dev  ## install vLLM for CPUs, test kvlab inside it, and compare what it writes with kvlab
 	test -x "$$($(BIN)/python -c 'from kvlab.fast.lab.engines import python; print(python("vllm"))')" || \
@@ -86,7 +86,7 @@ playground: .venv/docs  ## build the playground alone: open site/playground/inde
 	@echo "open site/playground/index.html"
 
 notebooks: .venv/dev  ## run the notebooks that changed, and write them with their outputs
-	$(BIN)/python tests/support/run_notebooks.py
+	$(BIN)/python notebooks/run_notebooks.py
 
 docs: .venv/dev  ## build the site into site/, with the outputs that the notebooks hold
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -159,5 +159,5 @@ LAUNCHES: Mapping[str, int] = {
     **{"kivi": 1531, "ddks": 1480, "desirekv": 1485},
 }
 """Kernels that PyTorch and Triton launch for a token of a Llama of `COUNTED_LAYERS` layers, as
-``tests/kernels/count_launches.py`` counts them; ``full`` is transformers' own cache."""
+``docs/study/count_launches.py`` counts them; ``full`` is transformers' own cache."""
 COUNTED_LAYERS = 32

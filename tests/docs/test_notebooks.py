@@ -9,11 +9,11 @@ import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from support import run_notebooks
 from support.sampling import sampled
 from support.site import ROOT, module
 
 exercises, notebook_pages = module("exercises"), module("notebook_pages")
+run_notebooks = module("run_notebooks")
 SOURCES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
 
 

@@ -17,12 +17,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from support import run_notebooks, try_wheel
+from support import try_wheel
 from support.site import ROOT, module
 
 addresses = module("addresses")
 
-BLOCK_TORCH = run_notebooks.WITHOUT.format(modules=("torch", "triton", "transformers"))
+BLOCK_TORCH = module("run_notebooks").WITHOUT.format(modules=("torch", "triton", "transformers"))
 
 
 def python(code: str, executable: str = sys.executable) -> str:

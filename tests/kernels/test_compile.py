@@ -17,13 +17,13 @@ NO_VECTORS = {"keep_sets"}
 
 @pytest.mark.slow
 def test_every_kernel_compiles():
-    assert not_interpreted("compile_kernels.py", "all").count("bytes shared") >= 60
+    assert not_interpreted("compile_kernels", "all").count("bytes shared") >= 60
 
 
 def test_compiled_kernels_are_no_worse_than_the_stored_report():
     """`make kernels-report` writes it anew."""
     now, stored = (
-        json.loads(not_interpreted("report_kernels.py", "--once")),
+        json.loads(not_interpreted("report_kernels", "--once")),
         json.loads(REPORT.read_text()),
     )
     firsts = [*first_figures(now)]
@@ -79,7 +79,7 @@ OTHERS = (
     ],
 )
 def test_a_token_launches_what_the_planner_counts(specs):
-    found = [*map(json.loads, not_interpreted("count_launches.py", *specs).splitlines())]
+    found = [*map(json.loads, not_interpreted("count_launches", *specs).splitlines())]
     counted = {"full" if spec is None else re.split("[/@]", spec)[0]: each for spec, each in found}
     assert len(counted) == 1 + len(specs)
     for method, launches in counted.items():  # less than one a layer apart
@@ -90,8 +90,9 @@ def test_a_token_launches_what_the_planner_counts(specs):
 def not_interpreted(script: str, *arguments: str) -> str:
     """Return what a script prints that runs without Triton's interpreter."""
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = "docs"
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(script), *arguments],
+        [sys.executable, "-m", f"study.{script}", *arguments],
         env=environment,
         capture_output=True,
         text=True,

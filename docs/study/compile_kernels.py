@@ -40,7 +40,7 @@ def compile_only(self, *arguments, warmup=False, **options):
     kind = kind_of(self, options)
     if ONCE and kind in {name for name, _ in compiled}:
         return 0
-    kernel = launch(self, *arguments, warmup=True, **options)
+    kernel: Any = launch(self, *arguments, warmup=True, **options)
     compiled[kind, kernel.hash] = kernel
     return kernel.metadata.shared
 
@@ -79,6 +79,7 @@ def call(dtype: torch.dtype) -> None:
 
 
 def several(size: kernels.Size) -> None:
+    """Call the kernels that attend to tables of several widths."""
     vectors, number = size.random(ENTRIES, 128), torch.arange(ENTRIES) % 4
     tables = []
     for turn, bits in enumerate((16, 8, 4, 2)):
@@ -93,13 +94,12 @@ def as_on_a_gpu(
     run: Callable[..., Any], run_tuned: Callable[..., Any], target: GPUTarget = H200
 ) -> None:
     """Let tensors of the CPU take Triton, and these functions its kernels, tuned ones too."""
-    triton.runtime.driver.set_active(
-        SimpleNamespace(
-            get_current_device=lambda: target.arch,
-            get_current_stream=lambda device: 0,
-            get_current_target=lambda: target,
-        )
+    driver: Any = SimpleNamespace(
+        get_current_device=lambda: target.arch,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: target,
     )
+    triton.runtime.driver.set_active(driver)
     JITFunction.run, Autotuner.run = run, run_tuned
     choice.kernels_for = lambda device: "triton"
     common.multiplied_in_float32 = lambda x: x.dtype == torch.float32

@@ -23,14 +23,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
-ROOT = Path(__file__).parents[2]
-NOTEBOOKS = ROOT / "notebooks"
-sys.path.append(str(NOTEBOOKS))
+from exercises import read
 
-from exercises import read  # type: ignore[import-not-found]  # noqa: E402  (the notebooks' own)
+NOTEBOOKS = Path(__file__).parent
+ROOT = NOTEBOOKS.parent
 
 STAMPS = ROOT / "build" / "notebooks"
-ANSWERS = ROOT / "tests" / "docs" / "wrong_answers.toml"
+ANSWERS = NOTEBOOKS / "solutions" / "wrong_answers.toml"
 STORED = tomllib.loads(ANSWERS.read_text("utf-8"))
 WRONG = {name: {int(n): each for n, each in given.items()} for name, given in STORED.items()}
 """Wrong answers by notebook and number of the exercise."""

@@ -1,6 +1,6 @@
 """Writes what compilers make of every kernel, on GPUs that need not be there; run as a program.
 
-python tests/kernels/report_kernels.py --out docs/study/results/kernels.json
+PYTHONPATH=docs python -m study.report_kernels --out docs/study/results/kernels.json
 
 Kernels are compiled as `compile_kernels` does. On the first GPU a kernel's first call is compiled
 in every configuration that the tuner would try, and its other calls in the first one; on other GPUs
@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import compile_kernels
 import torch
 import triton
-from compile_kernels import ONCE, as_on_a_gpu, call, kind_of, launch
 from triton.backends.compiler import GPUTarget
+
+from study import compile_kernels
+from study.compile_kernels import ONCE, as_on_a_gpu, call, kind_of, launch
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -223,7 +224,7 @@ def compiled_for(gpu: Gpu) -> Found:
         kind = kind_of(kernel, options)
         if once and kind in found:
             return ""
-        compiled = launch(kernel, *arguments, warmup=True, **options, **tried)
+        compiled: Any = launch(kernel, *arguments, warmup=True, **options, **tried)
         constants = constants_of(compiled, set(tried))
         if compiled.hash not in seen:
             seen.add(compiled.hash)

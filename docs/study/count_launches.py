@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import transformers
-from compile_kernels import as_on_a_gpu
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from kvlab.fast import compress
+from study.compile_kernels import as_on_a_gpu
 
 LAYERS = 32
 PROMPT, BUDGET = 80, 64
@@ -51,8 +51,8 @@ class Launches(TorchDispatchMode):
 def launches(layers: int, spec: str | None) -> float:
     """Return the launches of a token; of the stock model, if there is no specification."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 96, "head_dim": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": layers}
+    sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 96, "head_dim": 64}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": layers}
     config = transformers.LlamaConfig(**sizes, **heads)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     if spec is None:
@@ -76,7 +76,7 @@ def counted(model: Any, cache: Any) -> float:
 
 def count_only(self: Any, *arguments: Any, warmup: bool = False, **options: Any) -> None:
     """Count a kernel in place of launching it."""
-    mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+    mode = _get_current_dispatch_mode()
     assert isinstance(mode, Launches)
     mode.found[self.fn.__name__] += 1
 
