@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.fast.kernels.choice import VARIABLE
 from kvlab.reference.simulator.sizes import COUNTED_LAYERS, LAUNCHES
 
 REPORT = Path(__file__).parents[2] / "docs" / "study" / "results" / "kernels.json"
@@ -89,7 +90,8 @@ def test_a_token_launches_what_the_planner_counts(specs):
 
 def not_interpreted(script: str, *arguments: str) -> str:
     """Return what a script prints that runs without Triton's interpreter."""
-    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    interpreting = ("TRITON_INTERPRET", VARIABLE)
+    environment = {name: x for name, x in os.environ.items() if name not in interpreting}
     environment["PYTHONPATH"] = "docs"
     done = subprocess.run(
         [sys.executable, "-m", f"study.{script}", *arguments],
