@@ -9,7 +9,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Else every process of the tests compiles kvlab and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-all real lab test test-all check gpu kernels-report vllm kvpress format lint types unit notebooks playground docs pages serve release clean
+.PHONY: help demo demo-all real lab test test-slow test-all check gpu kernels-report vllm kvpress format lint types unit notebooks playground docs pages serve release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -40,6 +40,9 @@ test: .venv/dev lint  ## what CI runs
 	@$(MAKE) notebooks
 	@$(MAKE) --jobs=2 --output-sync=target types docs
 	@$(MAKE) unit pages
+
+test-slow: .venv/dev  ## the slow tests; with ARGS="--turn N", a third of the dearest, as CI does
+	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 test-all: .venv/dev  ## all tests, slow ones too
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)

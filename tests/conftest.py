@@ -29,9 +29,26 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+TURNS = 3
+
+
+def pytest_addoption(parser):
+    said = f"of the slow cases of the dearest tests (marked `turns`) run every {TURNS}rd from N on"
+    parser.addoption("--turn", type=int, metavar="N", help=said)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave the dearest cases of other turns out."""
+    if (turn := config.getoption("turn")) is not None:
+        dear = [x for x in items if x.get_closest_marker("slow") and x.get_closest_marker("turns")]
+        later = {*dear} - {*dear[turn % TURNS :: TURNS]}
+        items[:] = [item for item in items if item not in later]
+        config.hook.pytest_deselected(items=[*later])
+
+
 def pytest_configure(config):
     """Let hypothesis try all its examples where the slow tests run, too."""
-    thorough = config.option.markexpr == "slow or not slow"
+    thorough = config.option.markexpr in ("slow", "slow or not slow")
     hypothesis.settings.load_profile("thorough" if thorough else "quick")
 
 

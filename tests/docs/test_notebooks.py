@@ -60,6 +60,7 @@ def test_a_notebook_has_the_cells_of_its_script_with_outputs(source):
 QUICKEST = sampled(SOURCES, [ROOT / "notebooks" / "10_paged_engine.py"])
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
 def test_nbconvert_runs_a_notebook_where_it_lies(source, tmp_path):
     run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
@@ -71,6 +72,7 @@ def test_nbconvert_runs_a_notebook_where_it_lies(source, tmp_path):
     assert (tmp_path / name).is_file()
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
 def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
     blocked = run_notebooks.WITHOUT.format(

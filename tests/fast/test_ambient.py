@@ -117,6 +117,7 @@ QUICK += (
 )
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("spec", "state"),
     sampled(

@@ -26,6 +26,7 @@ from kvlab.reference.methods.openvino import CompletePages
 from kvlab.reference.precisions import OnArrival
 from kvlab.reference.step import StepResult, apply, apply_together, empty_cache, look
 from support.replay import as_array, random_blocks, reference_block
+from support.sampling import sampled
 from support.tolerances import FLOAT64
 
 BUDGET, LAYERS, HEADS = 16, 2, (2, 2, 8)
@@ -375,13 +376,14 @@ def check(base: str, case: dict[str, Any]) -> int:
     return sum(each.decision is not None and each.decision.scores is not None for each in every)
 
 
-@pytest.mark.parametrize("base", METHODS)
+@pytest.mark.parametrize("base", sampled(METHODS, [*METHODS][::4]))
 def test_a_spread_of_options_is_right_or_refused(base):
     for case in spread_pairs()[base]:
         check(base, case)
 
 
 @pytest.mark.slow
+@pytest.mark.turns
 @pytest.mark.parametrize("base", METHODS)
 def test_all_pairs_of_options_are_right_or_refused(base):
     """A value that is refused alone is left out, and a pair that others hide is tried alone."""

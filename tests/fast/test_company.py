@@ -122,6 +122,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("spec", "layers"), sampled([(spec, layers) for spec in SPECS for layers in LAYERS], QUICK)
 )

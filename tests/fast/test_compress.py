@@ -24,7 +24,7 @@ from kvlab.reference.observation import Clock
 from kvlab.reference.policy import AfterPrefill
 from kvlab.reference.slots import MOST_SLACK
 from kvlab.reference.transformer import Transformer
-from support.cases import ALL, BUDGETED, CODED, KINDS, ONE_EACH, budget_of
+from support.cases import ALL, BUDGETED, CODED, KINDS, budget_of
 from support.models import CONFIGS, SHAPE, Between, built, prompts, tiny, written
 from support.replay import Tolerance, follow_with_reference, rotation_of
 from support.sampling import diagonal, sampled
@@ -100,8 +100,11 @@ def test_layers_that_decide_together_agree_with_the_reference(base, page, block_
     assert all((each.positions == kept).all() for each in session.caches)
 
 
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
 @pytest.mark.parametrize(
-    ("spec", "dtype"), diagonal(SOME, [torch.float32, torch.bfloat16, torch.float16])
+    ("spec", "dtype"), sampled(product(SOME, FORMATS), [*zip(SOME[1::4], cycle(FORMATS))])
 )
 def test_number_formats_agree_with_the_reference(dtype, spec):
     output = FLOAT32_SCORES if dtype == torch.float32 else 4 * BFLOAT16_OUTPUT
@@ -371,8 +374,13 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
                     assert kept * memory.total == allocated
 
 
-@pytest.mark.parametrize("lengths", [[24], [24, 24], [21, 13]])
-@pytest.mark.parametrize("other", [{}, {"schedule": AfterPrefill()}, {"evict_before_attend": True}])
+@pytest.mark.parametrize(
+    ("lengths", "other"),
+    diagonal(
+        [[24], [24, 24], [21, 13]],
+        [{}, {"schedule": AfterPrefill()}, {"evict_before_attend": True}],
+    ),
+)
 def test_layers_quantise_together_what_each_quantises_alone(lengths, other):
     model, found = tiny("llama", torch.float32), []
     policy = replace(policy_of("kivi@group=4,residual=8"), **other)
@@ -419,7 +427,7 @@ def on_meta():
     Version(transformers.__version__) < Version("5.6"),
     reason="rotary embeddings ask autocast about the meta device",
 )
-@pytest.mark.parametrize("spec", sampled(ALL, ONE_EACH))
+@pytest.mark.parametrize("spec", sampled(ALL, KINDS))
 def test_decoding_does_not_wait_for_the_device(spec, monkeypatch):
     """On the meta device no value can be read: whoever asks for one fails."""
     if any(word in spec for word in WAITS):

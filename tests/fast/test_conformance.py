@@ -112,12 +112,14 @@ def assert_pass(targets, every=True):
         assert Status.PASSED in {each.status for each in outcomes}, target
 
 
+@pytest.mark.slow
 def test_triton_passes_on_its_building_blocks_and_some_streams(launched):
     assert_pass([*KERNELS, "caote:tova.run", "kivi.run"], every=False)
     assert launched >= {"decode", "caote", "prefill", "keep", "move", "quantise", "mixed_precision"}
 
 
 @pytest.mark.slow
+@pytest.mark.turns
 @pytest.mark.parametrize("method", [None, *filter(has_vectors, methods.names())])
 def test_triton_passes_everything(method, launched):
     targets = {c.target for c in cases(method) if c.method and base_name(c.method) == method}

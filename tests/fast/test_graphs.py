@@ -9,6 +9,7 @@ from kvlab.fast import compress
 from kvlab.fast.huggingface import graphs
 from support import recorded
 from support.models import prompts, tiny
+from support.sampling import sampled
 
 GRAPHED = (
     *("streaming_llm", "h2o", "tova", "random", "caote:h2o", "caote:tova"),
@@ -38,7 +39,7 @@ def logits_of(model, cache, tokens):
     return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize("spec", GRAPHED)
+@pytest.mark.parametrize("spec", sampled(GRAPHED, ("random", "caote:h2o")))
 def test_replayed_tokens_are_those_of_steps(spec, on_cpu):
     model, count = tiny("llama"), 100 if spec == "caote:h2o" else 40
     tokens = torch.randint(1, 60, (2, count), generator=torch.Generator().manual_seed(3))

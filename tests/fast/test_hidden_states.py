@@ -87,7 +87,7 @@ def test_both_sides_keep_the_same_entries(family, wrapper, tmp_path):
         assert follow_with_reference(tiny(family), policy, Tolerance(FLOAT64, FLOAT64))
 
 
-@pytest.mark.parametrize("family", ["the embedded model", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", sampled(("the embedded model", "qwen2", "qwen3"), ("qwen2",)))
 def test_both_sides_read_the_same_hidden_states(family, tmp_path):
     """Each side by its own model, running freely."""
     directory, prompt = reasoner_directory(), prompts([40])["input_ids"][0].tolist()

@@ -1,15 +1,16 @@
 """What a cache held is freed when its last name goes, without Python's collector of cycles."""
 
 import gc
+from itertools import cycle, product
 from weakref import ref
 
 import pytest
 import torch
 
 from kvlab.fast import compress
-from support.cases import CODED, GRANULAR, ONE_EACH, budget_of
+from support.cases import CODED, GRANULAR, KINDS, ONE_EACH, budget_of
 from support.models import prompts, tiny, written
-from support.sampling import diagonal
+from support.sampling import sampled
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,10 @@ def fails_in_a_step(model, cache, folder):
 USES = (generates, searches_beams, forks, saves_and_loads, is_refused, fails_in_a_step)
 
 
-@pytest.mark.parametrize(("spec", "use"), diagonal((*ONE_EACH, CODED[3], GRANULAR[0]), USES))
+HELD = (*ONE_EACH, CODED[3], GRANULAR[0])
+
+
+@pytest.mark.parametrize(("spec", "use"), sampled(product(HELD, USES), [*zip(KINDS, cycle(USES))]))
 def test_what_a_context_held_is_freed_with_its_last_name(spec, use, tmp_path):
     model = tiny("llama", torch.float32)
     with compress(model, spec, budget_of(spec)) as cache:

@@ -1,6 +1,7 @@
 """Scores that read the output projection of their layer."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -15,14 +16,19 @@ from kvlab.reference.models import reasoner_directory
 from support.architectures import model_of
 from support.models import CONFIGS, prompts, tiny, written
 from support.replay import Tolerance, follow_with_reference
+from support.sampling import sampled
 from support.tolerances import FLOAT64
 from support.trained import assert_alike, haystack, speaks
 
 METHOD = "expected_attention@every=3,ahead=5,sinks=1,values=projected"
 
 
-@pytest.mark.parametrize("wrapper", ["", "caote:"])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+@pytest.mark.parametrize(
+    ("family", "wrapper"),
+    sampled(
+        product(["llama", "gemma2", "phi3"], ["", "caote:"]), [("llama", ""), ("gemma2", "caote:")]
+    ),
+)
 def test_both_sides_keep_the_same_entries(family, wrapper, monkeypatch):
     """Padded, in blocks of a prompt, in single layers and in layers that share a cache."""
     policy = methods.get(f"{wrapper}{METHOD}", 12)

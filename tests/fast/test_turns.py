@@ -1,6 +1,7 @@
 """One text in several calls: read once and asked later, pieces of a prompt, turns of a chat."""
 
 from collections import Counter
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -8,11 +9,11 @@ import torch
 from kvlab.fast import compress
 from kvlab.fast.huggingface.text import AHEAD
 from kvlab.reference import methods
-from support.cases import BUDGETED, ONE_EACH, QUANTIZING, SELF_SIZED, budget_of
+from support.cases import BUDGETED, KINDS, ONE_EACH, QUANTIZING, SELF_SIZED, budget_of
 from support.growing_text import Text, used
 from support.models import GREEDY, prompts, tiny
 from support.replay import Comparison, Tolerance
-from support.sampling import diagonal
+from support.sampling import diagonal, sampled
 from support.tolerances import FLOAT64
 
 BUDGET = 12
@@ -61,7 +62,8 @@ def test_a_cache_that_holds_the_text_says_what_one_whole_call_says(spec, use, sh
 
 
 @pytest.mark.parametrize(
-    ("spec", "use", "shorter"), diagonal(list(ONE_EACH), list(USES), list(SHORTER))
+    ("spec", "use", "shorter"),
+    sampled(product(ONE_EACH, USES, SHORTER), [*zip(KINDS, cycle(USES), cycle(SHORTER))]),
 )
 def test_every_step_agrees_with_the_reference(spec, use, shorter):
     policy = methods.get(spec, budget_of(spec))

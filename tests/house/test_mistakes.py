@@ -27,10 +27,16 @@ def test_every_method_and_every_kind_has_mistakes():
     assert {each.kind for each in listed} == set(KINDS)
 
 
+PARTS = 9
+FILES = sorted({f"/{each.file.relative_to(ROOT)}" for each in mistakes()})
+
+
 @pytest.mark.slow
-def test_mistakes_are_noticed_or_argued():
+@pytest.mark.turns
+@pytest.mark.parametrize("part", range(PARTS))
+def test_mistakes_are_noticed_or_argued(part):
     """The table that the command prints is the message."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "tests/mistakes.py"]
+    command = [sys.executable, "tests/mistakes.py", *FILES[part::PARTS]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

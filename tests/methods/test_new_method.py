@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from kvlab.fast.lab.cli import app
 from kvlab.reference.tasks import reasoning
 from support.outside import PYRAMID, SOURCE, methods_named
+from support.sampling import slow
 from support.shapes import shapes_checked
 
 pytest.importorskip("transformers")
@@ -64,6 +65,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+CHOOSE = "--tasks choices_local --include-path FOLDER"
 COMPARED = f"--model jumps --task {SHORT} --budget 60 --problems 1 --workers 1"
 
 
@@ -74,13 +76,10 @@ COMPARED = f"--model jumps --task {SHORT} --budget 60 --problems 1 --workers 1"
         ("simulate FOLDER/t.npz --budgets 50% --bound", {"refusal": None}),
         ("view FOLDER/view.html --trace FOLDER/t.npz --budget 60%", {"refusal": None}),
         (f"compare {COMPARED} --backend reference", {"refusal": None, "entries": 60}),
-        (f"compare {COMPARED} --backend fast", {"refusal": None, "entries": 60}),
-        (f"perplexity --budgets {BUDGET} --windows 1 --feed steps", {"refusal": None}),
-        (f"needle --budgets {BUDGET} --trials 1 --depths 1", {"refusal": None}),
-        (
-            f"eval --tasks choices_local --include-path FOLDER --budgets {BUDGET}",
-            {"budget": str(BUDGET)},
-        ),
+        slow((f"compare {COMPARED} --backend fast", {"refusal": None, "entries": 60})),
+        slow((f"perplexity --budgets {BUDGET} --windows 1 --feed steps", {"refusal": None})),
+        slow((f"needle --budgets {BUDGET} --trials 1 --depths 1", {"refusal": None})),
+        slow((f"eval {CHOOSE} --budgets {BUDGET}", {"budget": str(BUDGET)})),
     ],
 )
 def test_every_command_runs_it(command, expected, folder, request):
@@ -99,7 +98,7 @@ def test_every_command_runs_it(command, expected, folder, request):
         "plan --length 200 --batch 4 --budget 60",
         "simulate FOLDER/t.npz --budgets 60 --bound",
         f"compare {COMPARED} --backend reference",
-        "perplexity --budgets 60 --windows 1 --feed steps",
+        slow("perplexity --budgets 60 --windows 1 --feed steps"),
     ],
 )
 def test_entries_of_a_pyramid_are_its_mean_budget_in_every_command(command, folder):

@@ -25,10 +25,14 @@ WRITTEN = {tag: finding for item in ITEMS for tag, finding in item["claims"].ite
 every_claim = pytest.mark.parametrize("claim", ALL, ids=lambda claim: f"{claim.paper}-{claim.tag}")
 
 
+DEAR = ("AK-3", "DE-4b", "DE-7b", "DE-8", "DE-13")
+"""Claims that take seconds to check: all of their neighbours are slow."""
+
+
 def planted_neighbours():
     """Yield claims with their neighbours; without -m slow the first one of either kind."""
     for claim in ALL:
-        seen = set()
+        seen = {"true", "false", "bent"} if claim.tag in DEAR else set()
         for each in NEIGHBOURS.get(claim.tag, ()):
             kind = next(kind for kind in ("true", "false", "bent") if kind in each)
             marks = pytest.mark.slow if kind in seen else ()

@@ -130,9 +130,8 @@ def test_every_theorem_says_what_it_is_about():
 
 
 @needs_coqc
-@pytest.mark.parametrize(
-    "paper", [pytest.param("caote", marks=SLOW), "ahakv", pytest.param("lazy_eviction", marks=SLOW)]
-)
+@SLOW
+@pytest.mark.parametrize("paper", ["caote", "ahakv", "lazy_eviction"])
 def test_rocq_accepts_every_theorem_with_the_axioms_of_the_reals(paper):
     found = list(machine_checked.check(paper))
     assert [each.theorem for each in found] == machine_checked.theorems(paper)

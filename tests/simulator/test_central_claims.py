@@ -60,6 +60,7 @@ def test_tracking_recurrence_does_not_pay_on_recency():
     assert all(tracked - other < 0.001 for other in others)
 
 
+@pytest.mark.slow
 def test_h2_holds_on_to_what_only_looked_at_itself():
     """A limit, not a claim: an interval of 1, from birth, gives H2 its largest value for ever."""
     specs = (LAZY, f"{LAZY},h2=none", f"{LAZY},stamp_start=first_activation")
@@ -72,7 +73,8 @@ def test_h2_holds_on_to_what_only_looked_at_itself():
 # --- CAOTE ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", sampled(["h2o@recent=0", "tova@per_head=true"], ["h2o@recent=0"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["h2o@recent=0", "tova@per_head=true"])
 def test_caote_errs_less_where_values_vary(base):
     name, _, options = base.partition("@")
     wrapped = f"caote:{name}" + (f"@{options}" if name == "h2o" else "")
@@ -95,6 +97,7 @@ def mean_place(spec, seed):
     return kept[kept < old].mean() / (old - 1)
 
 
+@pytest.mark.slow
 def test_h2o_leans_to_early_positions_and_ahakv_does_not():
     h2o = [0.5 - mean_place("h2o@recent=32", seed) for seed in SEEDS]
     ahakv = [mean_place("ahakv@recent=32,value_prior=none", seed) - 0.5 for seed in range(40)]

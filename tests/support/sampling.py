@@ -1,4 +1,4 @@
-"""Which cases of a large matrix are quick; the others are slow and run in ``make test-all``."""
+"""Which cases of a large matrix are quick; the others are slow and run in ``make test-slow``."""
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import product

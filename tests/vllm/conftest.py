@@ -40,7 +40,7 @@ QUICK = (
 
 
 def pytest_itemcollected(item):
-    """Leave what starts vLLM to `make vllm` and `make test-all`, but for the quick part."""
+    """Leave what starts vLLM to `make vllm` and `make test-slow`, but for the quick part."""
     if "python" in item.fixturenames and not item.name.endswith(QUICK):
         item.add_marker(pytest.mark.slow)
 
