@@ -21,6 +21,7 @@ def test_every_kernel_compiles():
     assert not_interpreted("compile_kernels", "all").count("bytes shared") >= 60
 
 
+@pytest.mark.slow
 def test_compiled_kernels_are_no_worse_than_the_stored_report():
     """`make kernels-report` writes it anew."""
     now, stored = (
@@ -72,14 +73,9 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize(
-    "specs",
-    [
-        ("caote:h2o/64", "kivi"),
-        pytest.param((*(f"{each}/64" for each in EVICTING), *OTHERS), marks=pytest.mark.slow),
-    ],
-)
-def test_a_token_launches_what_the_planner_counts(specs):
+@pytest.mark.slow
+def test_a_token_launches_what_the_planner_counts():
+    specs = "caote:h2o/64", "kivi", *(f"{each}/64" for each in EVICTING), *OTHERS
     found = [*map(json.loads, not_interpreted("count_launches", *specs).splitlines())]
     counted = {"full" if spec is None else re.split("[/@]", spec)[0]: each for spec, each in found}
     assert len(counted) == 1 + len(specs)
