@@ -26,9 +26,9 @@ from support.planted import changed
 
 PACKAGE = "kvlab.reference"
 ROOT = Path(kvlab.reference.__file__).parent
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "docs" / "examples" / "conformance"
 """Where `engine.py` is."""
-TABLE = HERE.parent / "conformance" / "bugs.toml"
+TABLE = Path(__file__).parents[1] / "conformance" / "bugs.toml"
 
 
 @dataclass(frozen=True)

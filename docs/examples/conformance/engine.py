@@ -1,7 +1,7 @@
 """A small serving engine in NumPy: batches, slots that are written in place, packed codes.
 
-It shares no line with the reference. `mutants.py` plants bugs into copies of this file, so every
-line that can go wrong in an engine stands alone.
+It shares no line with the reference, and passes: ``kvlab conformance run engine.py``. The tests
+plant bugs into copies of this file, so every line that can go wrong in an engine stands alone.
 """
 
 import json
