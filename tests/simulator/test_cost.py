@@ -20,6 +20,7 @@ from kvlab.reference.simulator.sizes import (
 from kvlab.reference.simulator.work import Sizes, rating
 from kvlab.reference.slots import Rows
 from kvlab.reference.transformer import ModelConfig
+from support.refused import refused
 from support.tolerances import DECIMALS, FLOAT64
 
 pytestmark = pytest.mark.usefixtures("shapes")
@@ -220,16 +221,7 @@ def test_prefill_is_arithmetic_and_blocks_read_the_weights_again():
     assert single.prefill_seconds == pytest.approx(4096 * 2 * layers / (0.8 * 4.8e12))
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (lambda: replace(TINY, kv_heads=3), "kv_heads = 3 must divide the 4 query heads"),
-        (lambda: replace(TINY, layers=0), "layers = 0 must be at least 1"),
-        (lambda: plan("raas", 32), "budget = 32 must be at least the 64 entries"),
-        (lambda: Runtime(passes=-1), "passes = -1 must be at least 0"),
-        (lambda: Runtime(bandwidth_share=2.0), "must be above 0 and at most 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(asked, message):
+@refused(__file__)
+def test_what_cannot_be_is_refused(bad, message):
     with pytest.raises(ValueError, match=message):
-        asked()
+        eval(bad)

@@ -6,6 +6,7 @@ import pytest
 
 from kvlab.fast.lab.evaluate.tasks import Outcome, find_task
 from kvlab.reference.tasks import english, needle, reasoning
+from support.refused import refused
 
 HAY = "One is here. Two is there! Three? Four has 3.5 legs."
 
@@ -95,17 +96,7 @@ def test_a_reading_is_solved_by_its_numbers_in_order():
     assert task.grade(problem, "") == Outcome(False, False)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("needle@depth=6", "unknown option 'depth' of task needle; allowed are words, question"),
-        ("jumps@registers=9", "registers = 9 must be between 2 and 8"),
-        ("needle@needles=6", "needles = 6 must be between 1 and 5"),
-        ("reading@facts=0", "facts = 0 must be between 1 and 5"),
-        ("needle@words=80000", "words = 80000 must be between 1 and"),
-        ("needle@question=never", "question = 'never' must be one of 'after', 'known'"),
-    ],
-)
-def test_bad_options(spec, message):
+@refused(__file__)
+def test_bad_options(bad, message):
     with pytest.raises(ValueError, match=message):
-        find_task(spec)
+        find_task(bad)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import Grade, jumps, reasoning
-from kvlab.reference.tasks.jumps import Size
 from kvlab.reference.transformer import load_tokenizer
+from support.refused import refused
 
 
 def solve(prompt: str) -> list[str]:
@@ -80,21 +80,7 @@ def test_the_shipped_tokenizer_has_one_token_per_word():
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda rng: reasoning.chain(rng, 27, 3), "facts = 3 and variables = 27 must satisfy"),
-        (lambda rng: reasoning.chain(rng, 3, 3), "1 <= facts < variables"),
-        (lambda rng: reasoning.recall(rng, 0), "facts = 0 must be between 1 and 26"),
-        (lambda rng: reasoning.drill(rng, 0), "steps = 0 must be at least 1"),
-        (lambda rng: reasoning.held_out(-1), "count = -1 must be at least 0"),
-        (lambda rng: Size(groups=4), "groups = 4 must be between 1 and 3"),
-        (lambda rng: Size(registers=1), "registers = 1 must be between 2 and 8"),
-        (lambda rng: Size(fewest=5, most=4), "fewest = 5 and most = 4 must satisfy 1 <= fewest"),
-        (lambda rng: jumps.held_out(-1), "count = -1 must be at least 0"),
-        (lambda rng: jumps.held_out(1, size=Size(fewest=200, most=210)), "200 to 210 steps are"),
-    ],
-)
-def test_bad_input(call, message):
+@refused(__file__)
+def test_bad_input(bad, message):
     with pytest.raises(ValueError, match=message):
-        call(np.random.default_rng(0))
+        eval(bad)
