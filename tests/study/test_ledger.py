@@ -13,6 +13,7 @@ from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.fast.lab.sweep.summary import summarise
 from study import benchmarks, speeds, stored
 from study.ledger import NUMBER, PAGES, SAID, Page, Row, Verdict, flat, panel, read, written
+from support.sampling import sampled
 
 SOME = """H2O solves «81.0 (72.2–87.5) %», and that is
 «significantly better»."""
@@ -20,9 +21,9 @@ ROW = Row(SOME, ['share("h2o")', 'gains("h2o")'], "baselines", "277")
 PAGE = Page("a page", re.sub("[«»]", "", SOME).replace(" and", "\nand"), [ROW], [])
 
 
-SLOW = {"plan": pytest.mark.slow}
-"""Pages whose figures are planned anew, over tens of thousands of tokens."""
-NAMES = [pytest.param(name, marks=SLOW.get(name, ())) for name in PAGES]
+SLOW = ("plan", "score_or_protection", "index")
+"""Pages whose figures are computed of many results, or planned over tens of thousands of tokens."""
+NAMES = sampled(PAGES, [name for name in PAGES if name not in SLOW])
 
 
 @pytest.mark.parametrize("name", NAMES)
