@@ -61,6 +61,7 @@ class Answered:
         return read_outputs(self.made[case.name].read_bytes())
 
 
+@pytest.mark.slow
 def test_every_case_of_the_kit_passes(tmp_path):
     given = [case for case in cases() if case.operation != "whole_cache"]  # there is no model
     answered = Answered(tmp_path).ask(given)

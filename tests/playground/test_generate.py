@@ -111,6 +111,7 @@ def test_some_methods_write_the_tokens_of_the_reference(name):
     assert len(compare(name, asked)) == len(asked)
 
 
+@pytest.mark.slow
 def test_scores_to_begin_with_write_the_tokens_of_their_methods():
     codes = subprocess.run(
         [str(NODE), SCRIPT.with_name("starting_points.mjs")], check=True, stdout=subprocess.PIPE

@@ -32,16 +32,9 @@ CONFIG = LlamaConfig(
 BLOCKS = {"num_gpu_blocks_override": 60}
 
 
-QUICK = (
-    "that_kvlab_keeps[caote:h2o@recent=16]",
-    "keep_its_own_blocks[tova-True]",
-    "unless_kvlab_is_configured",
-)
-
-
 def pytest_itemcollected(item):
-    """Leave what starts vLLM to `make vllm` and `make test-slow`, but for the quick part."""
-    if "python" in item.fixturenames and not item.name.endswith(QUICK):
+    """Leave what starts vLLM to `make vllm` and `make test-slow`."""
+    if "python" in item.fixturenames:
         item.add_marker(pytest.mark.slow)
 
 
