@@ -51,8 +51,17 @@ class Launches(TorchDispatchMode):
 def launches(layers: int, spec: str | None) -> float:
     """Return the launches of a token; of the stock model, if there is no specification."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 96, "head_dim": 64}
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": layers}
+    sizes: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 128,
+        "intermediate_size": 96,
+        "head_dim": 64,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": layers,
+    }
     config = transformers.LlamaConfig(**sizes, **heads)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     if spec is None:
