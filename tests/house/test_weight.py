@@ -1,0 +1,61 @@
+"""What comes pays for itself: lines on which code stands, and tokens of a line, have a cap.
+
+Docstrings, comments and blank lines are free.
+"""
+
+import ast
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from support.site import ROOT
+
+CAPS = {"core": (17_000, 11.0), "lab": (11_800, 10.6), "tests": (17_500, 11.5)}
+"""Lines of code and tokens of a line, by room."""
+LAB = ("reference/conformance/", "reference/simulator/", "fast/lab/")
+FREE = (
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+)
+
+
+def room(path: Path) -> str:
+    name = str(path.relative_to(ROOT))
+    return "tests" if name.startswith("tests/") else "lab" if name.startswith(LAB) else "core"
+
+
+def weighed(path: Path) -> tuple[int, int]:
+    """Return how many lines of code a file has, and how many tokens."""
+    texts = [each for each in ast.walk(ast.parse(path.read_bytes())) if isinstance(each, ast.Expr)]
+    said = [
+        x for x in texts if isinstance(x.value, ast.Constant) and isinstance(x.value.value, str)
+    ]
+    free, lines, tokens = (
+        {n for x in said for n in range(x.lineno, (x.end_lineno or 0) + 1)},
+        set(),
+        0,
+    )
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type not in FREE and token.start[0] not in free:
+                lines |= {*range(token.start[0], token.end[0] + 1)}
+                tokens += 1
+    return len(lines), tokens
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_no_room_is_heavier_than_its_cap(name):
+    files = [
+        path for folder in ("reference", "fast", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = [weighed(path) for path in files if room(path) == name]
+    lines, tokens = (sum(each) for each in zip(*found, strict=True))
+    most_lines, most_tokens = CAPS[name]
+    assert lines <= most_lines and tokens / lines <= most_tokens
+
+
+def test_docstrings_comments_and_blank_lines_are_free(tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text('"""Says so."""\n\n# why\nx = f(\n    1,\n)\n"""What x is."""\n')
+    assert weighed(file) == (3, 7)
