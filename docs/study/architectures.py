@@ -12,9 +12,10 @@ import re
 import tomllib
 import warnings
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import transformers
@@ -26,7 +27,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from kvlab.fast import compress
 from kvlab.fast.huggingface.agreement import logit_distance, stock_logits
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.steps import kept_steps
+from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.tables import Table, escape_markdown
 from kvlab.fast.lab.terminal import reporting, run
 
@@ -60,7 +61,8 @@ Verdict = Literal["same", "refused", "wrong", "not built"]
 Inputs = dict[str, Tensor]
 
 
-class Result(NamedTuple):
+@dataclass(frozen=True)
+class Result:
     """The result for one class."""
 
     name: str
@@ -280,12 +282,10 @@ def main(out: Annotated[Path, typer.Argument(help="Where the page is written.")]
     """Compare all architectures, and write the page of the results."""
     transformers.logging.set_verbosity(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    results, classes = [], known()
-    with reporting() as report, kept_steps("architectures", source=SOURCE) as steps:
-        for number, each in enumerate(classes):
-            report(number, len(classes), each[1])
-            results.append(steps.do(each, partial(compare, *each)))
-    write_text(out, page(results))
+    steps = [Step(" ".join(each), partial(compare, *each)) for each in known()]
+    with reporting() as report, kept("architectures", source=SOURCE) as store:
+        results = run_all(steps, store, kind=Result, report=report)
+    write_text(out, page([*results.values()]))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ import typer
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.generation import decoding_options, token_ids
+from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.measure import left_padded
+from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.recording import record_trace
-from kvlab.fast.lab.steps import kept_steps, versions
 from kvlab.fast.lab.terminal import print_line, reporting, run
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
@@ -238,17 +239,23 @@ def main(
         return recurrence_figures(trace) | bias_figures(trace) | precision_figures(trace)
 
     study = Path(__file__).read_text("utf-8")
-    with reporting() as report, kept_steps("observations", **given, study=study) as steps:
-        report(0, 2 * texts, "writing texts")
-        found = steps.do("texts", lambda: passages(network, tokenizer, *asked))
+    with reporting() as report, kept("observations", **given, study=study) as store:
+        writing = Step("writing texts", lambda: passages(network, tokenizer, *asked))
+        found = run_all([writing], store, kind=dict[str, list[Passage]])[writing.id]
         everything = [(kind, passage) for kind, several in found.items() for passage in several]
-        for number, (kind, passage) in enumerate(everything, start=1):
-            report(number - 1, len(everything), kind)
-            figures = steps.do(number, partial(figures_of, passage))
+
+        def tell(step: Step, figures: Figures) -> None:
+            number, (kind, passage) = steps.index(step) + 1, everything[steps.index(step)]
             lengths = {"prompt": len(passage.prompt), "rated": len(passage.rated)}
             result["texts"].append({"kind": kind, **lengths, "figures": figures})
             write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
             print_line(f"{number}: {kind}, {len(passage)} tokens")
+
+        steps = [
+            Step(f"{kind}, text {number}", partial(figures_of, passage))
+            for number, (kind, passage) in enumerate(everything, start=1)
+        ]
+        run_all(steps, store, report=report, tell=tell)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Every text's end is fed token by token under every method, whatever the method w
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,9 +17,11 @@ import typer
 from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows
 from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.points import points
-from kvlab.fast.lab.steps import Steps, kept_steps, versions
-from kvlab.fast.lab.terminal import print_line, reporting, run
+from kvlab.fast.lab.provenance import versions
+from kvlab.fast.lab.store import Store
+from kvlab.fast.lab.terminal import Report, print_line, reporting, run
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
@@ -36,15 +38,19 @@ def measure(
     backend: FastBackend,
     passages: Sequence[Passage],
     asked: Sequence[tuple[str, int | None]],
-    steps: Steps | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Feed the rated tokens of passages under methods; yield each method's row of figures.
+    store: Store | None = None,
+    report: Report = lambda done, total, what: None,
+    tell: Callable[[dict[str, Any]], object] = lambda row: None,
+) -> list[dict[str, Any]]:
+    """Feed the rated tokens of passages under methods; return each method's row of figures.
 
     Args:
         backend: holds the model.
         passages: prompts, which are read at once, and the tokens that are fed after them.
         asked: methods in registry syntax, each with its budget.
-        steps: keeps the rows.
+        store: keeps the rows.
+        report: is told how many methods are done.
+        tell: is called with each row.
 
     Raises:
         ValueError: if a method does not fit the passages.
@@ -52,16 +58,16 @@ def measure(
     prompts = [list(passage.prompt) for passage in passages]
     rated = [list(passage.rated) for passage in passages]
     yardstick = [logits for _, logits in backend.measure(registry.get("full"), prompts, rated)]
-    steps = steps or Steps()
 
-    def figures(method: str, budget: int | None) -> dict[str, list[float]]:
+    def row(method: str, budget: int | None) -> dict[str, Any]:
         policy = registry.get(method, budget)
         found = [each for each, _ in backend.measure(policy, prompts, rated, yardstick)]
-        return {name: [float(np.mean(getattr(each, name))) for each in found] for name in FIGURES}
+        means = {name: [float(np.mean(getattr(each, name))) for each in found] for name in FIGURES}
+        return {"method": method, "budget": budget, "figures": means}
 
-    for each in asked:
-        means = steps.do(each, partial(figures, *each))
-        yield {"method": each[0], "budget": each[1], "figures": means}
+    steps = [Step(f"{method} {budget}", partial(row, method, budget)) for method, budget in asked]
+    found = run_all(steps, store, report=report, tell=lambda step, row: tell(row))
+    return [*found.values()]
 
 
 def main(
@@ -102,12 +108,14 @@ def main(
         "texts": texts,
         "study": Path(__file__).read_text("utf-8"),
     }
-    with reporting() as report, kept_steps("output_errors", **given) as steps:
-        for row in measure(backend, texts, asked, steps):
-            rows.append(row)
-            report(len(rows), len(asked), row["method"])
-            write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-            print_line(f"{row['method']}: KL {np.mean(row['figures']['kl']):.3f}")
+
+    def tell(row: dict[str, Any]) -> None:
+        rows.append(row)
+        write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        print_line(f"{row['method']}: KL {np.mean(row['figures']['kl']):.3f}")
+
+    with reporting() as report, kept("output_errors", **given) as store:
+        measure(backend, texts, asked, store, report, tell)
 
 
 if __name__ == "__main__":

@@ -229,13 +229,9 @@ def data(results: Results) -> list[dict[str, Any]]:
 
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are written.")]) -> None:
     """Check every claim, and write the page and its data."""
-    known = claims()
-    found = {}
     with reporting() as report:
-        for result in proved(known, os.cpu_count() or 1):
-            found[result.claim.tag] = result
-            report(len(found), len(known), result.name)
-    results = {claim.tag: found[claim.tag] for claim in known}
+        found = proved(claims(), os.cpu_count() or 1, report)
+    results = {each.claim.tag: each for each in found}
     write_text(directory / "claims.md", claims_page(results))
     text = json.dumps(data(results), ensure_ascii=False)
     write_text(directory / "claims.json", f"{text}\n")

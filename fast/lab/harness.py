@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from jaxtyping import Int
@@ -36,7 +36,7 @@ from kvlab.fast.lab.points import (
     points,
     tokens_after,
 )
-from kvlab.fast.lab.steps import Steps
+from kvlab.fast.lab.store import Store
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load, muted
 from kvlab.reference.checks import check_at_least, check_choice
@@ -229,10 +229,22 @@ def _present(device: str | None) -> str | None:
 
 # --- tasks over methods and budgets --------------------------------------------------------------
 
-Figure = Mapping[str, Any]
-"""One metric of one task under one method: method, budget, task, metric, filter (lm-eval's name of
-the rule that cuts an answer out of the text), value, error (standard error, if lm-eval knows it),
-number of problems, and `After` of the tokens that were rated or written."""
+
+class Figure(TypedDict):
+    """One metric of one task under one method."""
+
+    method: str
+    budget: str | None
+    task: str
+    metric: str
+    filter: str
+    """lm-eval's name of the rule that cuts an answer out of the text."""
+    value: float
+    error: float | None
+    """Standard error, if lm-eval knows it."""
+    problems: int
+    after_eviction: After | None
+    """Of the tokens that were rated or written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +268,7 @@ def evaluate_tasks(
     include_path: Path | None = None,
     report: Report = lambda done, total, what: None,
     tell: Callable[[EvaluatedRow], object] = lambda row: None,
-    steps: Steps | None = None,
+    store: Store | None = None,
     **loading: Any,
 ) -> tuple[EvaluatedRow, ...]:
     """Run every task, group or tag of lm-eval under every method at every budget.
@@ -264,7 +276,7 @@ def evaluate_tasks(
     Budgets are entries, or percent of each request's own tokens. ``how`` holds block_size, feed and
     batch_size, as `CompressedLM` takes them, ``loading`` what `kvlab.fast.models.loading.load`
     takes. None as ``limit`` takes all problems of a task, as ``fewshot`` as many examples as the
-    task says; ``include_path`` is a folder of further tasks. ``report``, ``tell`` and ``steps`` are
+    task says; ``include_path`` is a folder of further tasks. ``report``, ``tell`` and ``store`` are
     as in `kvlab.fast.lab.points.measure_points`.
     """
     if not tasks:
@@ -289,7 +301,7 @@ def evaluate_tasks(
             method=method, budget=budget, figures=figures, versions=results["versions"]
         )
 
-    return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell, steps)
+    return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell, store)
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from jaxtyping import Real
 
-from kvlab.fast.lab.steps import Steps
+from kvlab.fast.lab.loop import Step, run_all
+from kvlab.fast.lab.store import Store
 from kvlab.fast.lab.tables import percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -145,26 +146,35 @@ def measure_points(
     refused: type[Measured],
     report: Report = lambda done, total, what: None,
     tell: Callable[[Measured], object] = lambda row: None,
-    steps: Steps | None = None,
+    store: Store | None = None,
 ) -> tuple[Measured, ...]:
     """Measure every point: a method, and a budget if it takes one.
 
     ``measure`` returns a point's row, or raises what the module's docstring says; a row of the
     class ``refused`` then says why. Every point finds the shared generators with the same seed.
     ``report`` is called before each point, ``tell`` with each row,
-    and ``steps`` keeps the rows of methods that could run. ValueError if none could.
+    and ``store`` keeps the rows of methods that could run. ValueError if none could.
     """
-    asked, rows, steps = list(asked), [], steps or Steps()
-    for number, (method, budget) in enumerate(asked):
+    asked = list(asked)
+
+    def work(number: int, method: str, budget: Budget | None) -> Measured:
         report(number, len(asked), method)
         try:
             with seeded(0):
-                rows.append(steps.do((method, budget), partial(measure, method, budget)))
+                return measure(method, budget)
         except Exception as error:
-            rows.append(refused(method=method, budget=budget, **reason(error)))
-        tell(rows[-1])
-    check_any(rows)
-    return tuple(rows)
+            return refused(method=method, budget=budget, **reason(error))
+
+    steps = [Step(f"{n}: {x} {y}", partial(work, n, x, y)) for n, (x, y) in enumerate(asked)]
+    rows = run_all(
+        steps,
+        store,
+        kind=refused,
+        tell=lambda step, row: tell(row),
+        lasting=lambda row: row.refusal is None,
+    )
+    check_any([*rows.values()])
+    return tuple(rows.values())
 
 
 def check_any(rows: Sequence[Row]) -> None:

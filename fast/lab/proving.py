@@ -1,19 +1,42 @@
 """Checks claims of papers, and keeps what was found until all are checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from kvlab.fast.lab.steps import kept_steps
+from kvlab.fast.lab.loop import kept, run_all
+from kvlab.fast.lab.terminal import Report
 from kvlab.reference import proofs
-from kvlab.reference.proofs.claim import Claim
+from kvlab.reference.proofs.claim import Claim, Finding
 
 
-def proved(chosen: Sequence[Claim], workers: int = 1) -> Iterator[proofs.Result]:
-    """Check claims as `kvlab.reference.proofs.prove` does, first those that were checked before."""
-    with kept_steps("prove", claims=[claim.tag for claim in chosen]) as steps:
-        missing = [claim for claim in chosen if claim.tag not in steps.found]
-        for claim in chosen:
-            if claim not in missing:
-                yield proofs.Result(claim, *steps.found[claim.tag])
-        for result in proofs.prove(missing, workers) if missing else ():
-            steps.keep(result.claim.tag, (result.finding, result.seconds))
-            yield result
+@dataclass(frozen=True)
+class _Check:
+    id: str
+    label: str
+    claim: Claim
+
+
+def proved(
+    chosen: Sequence[Claim],
+    workers: int = 1,
+    report: Report = lambda done, total, what: None,
+    tell: Callable[[proofs.Result], object] = lambda result: None,
+) -> list[proofs.Result]:
+    """Check claims as `kvlab.reference.proofs.prove` does, but for those that were checked before.
+
+    ``tell`` is called with each result in the order in which the checks end.
+    """
+
+    def engine(checks: Iterator[_Check]) -> Iterator[tuple[_Check, Any]]:
+        waiting = {each.claim: each for each in checks}
+        for result in proofs.prove(list(waiting), workers):
+            yield waiting[result.claim], (result.finding, result.seconds)
+
+    def told(check: _Check, found: tuple[Finding, float]) -> None:
+        tell(proofs.Result(check.claim, *found))
+
+    checks = [_Check(x.tag, f"{x.paper} {x.tag}", x) for x in chosen]
+    with kept("prove", claims=[each.id for each in checks]) as store:
+        found = run_all(checks, store, engine, tuple[Finding, float], report, told)
+    return [proofs.Result(each.claim, *found[each.id]) for each in checks]

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from kvlab.fast.lab.evaluate.controls import after_eviction
+from kvlab.fast.lab.loop import run_all
 from kvlab.fast.lab.points import (
     After,
     MeasuredRow,
@@ -17,7 +17,7 @@ from kvlab.fast.lab.points import (
     points,
     reason,
 )
-from kvlab.fast.lab.steps import Steps
+from kvlab.fast.lab.store import Store
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_share
@@ -70,12 +70,12 @@ def simulate(
     exact: bool | None = None,
     workers: int = 1,
     report: Report = lambda done, total, what: None,
-    steps: Steps | None = None,
+    store: Store | None = None,
 ) -> Simulation:
     """Replay a trace under methods and budgets: entries, or percent of the trace's tokens.
 
     A method that cannot work with the trace is refused in its row. The options that follow are
-    those of `kvlab.reference.simulator.judge.judge`; ``steps`` keeps what was found of each layer.
+    those of `kvlab.reference.simulator.judge.judge`; ``store`` keeps what was found of each layer.
     """
     check_share(threshold=threshold)
     check_at_least(0, gap=gap)
@@ -88,7 +88,7 @@ def simulate(
 
     def judged(some: list[Policy]) -> Iterator[Sequence[Judgement]]:
         how = block_size, workers, threshold, gap, exact
-        return _judge_layers(trace, some, how, report, steps or Steps())
+        return _judge_layers(trace, some, how, report, store)
 
     def alone(row: SimulatedRow, policy: Policy) -> SimulatedRow:
         try:
@@ -106,26 +106,40 @@ def simulate(
     return Simulation(trace, tuple(row if row.refusal else next(rows) for row in asked))
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A recorded layer, which all policies replay."""
+
+    id: str
+    number: int
+    label = "layers"
+
+
 def _judge_layers(
-    trace: Trace, policies: Sequence[Policy], how: Sequence[Any], report: Report, steps: Steps
+    trace: Trace,
+    policies: Sequence[Policy],
+    how: Sequence[Any],
+    report: Report,
+    store: Store | None,
 ) -> Iterator[Sequence[Judgement]]:
-    """Yield what was found of each policy in all layers, those that were done before included."""
-    names, L = tuple(map(repr, policies)), trace.shape[0]
-    layers = list(takewhile(bool, (steps.found.get((names, n)) for n in range(L))))
-    rest = without_layers(trace, len(layers))
-    for judgements in judge(rest, policies, *how) if rest else ():
-        steps.keep((names, len(layers)), judgements)
-        layers.append(judgements)
-        report(len(layers), L, "layers")
-    return zip(*layers, strict=True)
+    """Return what was found of each policy in all layers, those that were done before included."""
+
+    def engine(layers: Iterator[_Layer]) -> Iterator[tuple[_Layer, list[Judgement]]]:
+        some = list(layers)
+        rest = only_layers(trace, [each.number for each in some])
+        yield from zip(some, judge(rest, policies, *how), strict=True)
+
+    names = "; ".join(map(repr, policies))
+    layers = [_Layer(f"{number}: {names}", number) for number in range(trace.shape[0])]
+    found = run_all(layers, store, engine, list[Judgement], report)
+    return zip(*found.values(), strict=True)
 
 
-def without_layers(trace: Trace, first: int) -> Trace | None:
-    """Return a trace without the first recorded layers; None if no layer is left."""
-    if first in (0, trace.shape[0]):
-        return None if first else trace
-    arrays = {name: getattr(trace, name)[first:] for name in ("queries", "keys", "values")}
-    layers = trace.metadata.layers[first:]
+def only_layers(trace: Trace, numbers: Sequence[int]) -> Trace:
+    """Return a trace with some of the recorded layers."""
+    names = ("queries", "keys", "values")
+    arrays = {name: getattr(trace, name)[list(numbers)] for name in names}
+    layers = tuple(trace.metadata.layers[number] for number in numbers)
     return replace(trace, **arrays, metadata=replace(trace.metadata, layers=layers))
 
 

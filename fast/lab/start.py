@@ -10,7 +10,6 @@ EXTRAS = {
     "gguf": "fast",
     "transformers": "fast",
     "huggingface_hub": "fast",
-    "filelock": "sweep",
     "pyarrow": "sweep",
     "ray": "sweep",
     "lm_eval": "eval",

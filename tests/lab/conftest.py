@@ -21,7 +21,7 @@ setattr(typer.testing, "_get_command", typer.main.get_command)  # noqa: B010
 def unfinished(tmp_path_factory, monkeypatch):
     """Keep steps of stopped commands where no other test finds them; return the folder."""
     place = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("kvlab.fast.lab.steps.cache_directory", lambda: place)
+    monkeypatch.setattr("kvlab.fast.lab.loop.cache_directory", lambda: place)
     return place / "unfinished"
 
 

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from typer import Argument, Exit, Option, Typer
 
 from kvlab.fast.lab import engines
 from kvlab.fast.lab.commands.options import Json
-from kvlab.fast.lab.steps import kept_steps
+from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.reference import methods
@@ -75,24 +75,28 @@ def check(
         check_choice(found, settings=name)
     engines.launch(engine)
     texts = [english.passage(np.random.default_rng(seed), 330) for seed in range(prompts)]
-    load, rows = lru_cache(maxsize=1)(agreement.load), []
+    load = lru_cache(maxsize=1)(agreement.load)
     with working("loading SmolLM2"):
         _, tokenizer = load(agreement.weights_of(engine, own))
     passages = [tokenizer(text).input_ids[:224] for text in texts]  # of one length
-    steps_of = kept_steps("check", engine=setup, method=method, asked=[passages, tokens])
-    with reporting(transient=True) as report, steps_of as steps:
-        for number, setting in enumerate(found[name] for name in names):
-            report(number, len(names), setting.name)
-            spec = method or setting.spec
-            work = partial(agreement.check, engine, setting, spec, passages, tokens, load)
-            row = {"setting": setting.name, "specification": spec}
-            try:
-                figures = steps.do((setting.name, setting.budget), work)
-                rows.append({**row, **figures, "verdict": setting.verdict(figures)})
-            except ChildProcessError as error:
-                if setting.differs is not None:
-                    raise
-                rows.append({**row, "verdict": f"not run: {str(error).splitlines()[-1]}"})
+    chosen = [found[name] for name in names]
+
+    def row_of(setting: agreement.Setting) -> dict[str, Any]:
+        spec = method or setting.spec
+        row = {"setting": setting.name, "specification": spec}
+        try:
+            figures = agreement.check(engine, setting, spec, passages, tokens, load)
+        except ChildProcessError as error:
+            if setting.differs is not None:
+                raise
+            return {**row, "verdict": f"not run: {str(error).splitlines()[-1]}"}
+        return {**row, **figures, "verdict": setting.verdict(figures)}
+
+    steps = [Step(each.name, partial(row_of, each)) for each in chosen]
+    asked = {"engine": setup, "method": method, "budget": budget, "asked": [passages, tokens]}
+    with reporting(transient=True) as report, kept("check", **asked) as store:
+        how: Any = {"kind": agreement.Agreement, "report": report}
+        rows = [*run_all(steps, store, lasting=lambda row: "tokens" in row, **how).values()]
     if json:
         print_json(rows)
     else:

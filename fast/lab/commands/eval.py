@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.commands.options import read_budgets, read_methods, words
-from kvlab.fast.lab.steps import kept_steps
+from kvlab.fast.lab.loop import kept
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import RowPrinter, finish, print_aside, results_only
 from kvlab.fast.models import model_location
@@ -60,7 +60,7 @@ def evaluate(
     results = redirect_stdout(sys.stdout)
     with (
         RowPrinter(layout("eval"), wanted=not json) as print_row,
-        kept_steps("eval", **settings) as steps,
+        kept("eval", **settings) as store,
         results_only(),
     ):
 
@@ -70,6 +70,6 @@ def evaluate(
                     print_row(each)
 
         rows = harness.evaluate_tasks(
-            specs=specs, how=how, report=report, tell=tell, steps=steps, **asked
+            specs=specs, how=how, report=report, tell=tell, store=store, **asked
         )
     finish({"settings": settings, **harness.to_json(rows)}, rows, json, print_row.legend)

@@ -13,8 +13,8 @@ from kvlab.fast.lab.commands.options import (
     read_prompt,
 )
 from kvlab.fast.lab.files import folder_of, named
+from kvlab.fast.lab.loop import stop_with, until_stopped
 from kvlab.fast.lab.points import After, check_points, reason
-from kvlab.fast.lab.steps import stop_with, until_stopped
 from kvlab.fast.lab.tables import MISSING
 from kvlab.fast.lab.terminal import print_facts, print_json, refuse, reporting, working
 from kvlab.reference.checks import check_at_least, check_choice

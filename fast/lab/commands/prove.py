@@ -29,21 +29,22 @@ def prove(
         _check_in_rocq(paper, json)
         return
     claims = proofs.claims(paper, claim)
-    results: list[proofs.Result] = []
+    checked: list[proofs.Result] = []
     waiting = Counter(each.paper for each in claims)
+
+    def tell(result: proofs.Result) -> None:
+        checked.append(result)
+        waiting[result.claim.paper] -= 1
+        if not (waiting[result.claim.paper] or json):
+            own = [each for each in checked if each.claim.paper == result.claim.paper]
+            _show(sorted(own, key=lambda each: claims.index(each.claim)))
+
     try:
         with reporting(transient=True) as report:
-            for result in proved(claims, workers):
-                results.append(result)
-                report(len(results), len(claims), result.name)
-                waiting[result.claim.paper] -= 1
-                if not (waiting[result.claim.paper] or json):
-                    own = [each for each in results if each.claim.paper == result.claim.paper]
-                    _show(sorted(own, key=lambda each: claims.index(each.claim)))
+            results = proved(claims, workers, report, tell)
     except KeyboardInterrupt as stop:
-        stop.add_note(f"{len(results)} of {len(claims)} claims were checked, no file was written")
+        stop.add_note(f"{len(checked)} of {len(claims)} claims were checked, no file was written")
         raise
-    results.sort(key=lambda result: claims.index(result.claim))
     if json:
         print_json([_plain(result) for result in results])
     else:

@@ -8,7 +8,7 @@ from typer import Option
 
 from kvlab.fast.lab import simulation
 from kvlab.fast.lab.commands.options import PROCESSORS, read_budgets, read_methods
-from kvlab.fast.lab.steps import kept_steps
+from kvlab.fast.lab.loop import kept
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import finish, print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
@@ -40,8 +40,8 @@ def simulate(
     asked: dict[str, Any] = {"block_size": block_size, "threshold": threshold}
     asked |= {"gap": gap, "exact": exact, "specs": read_methods(methods)}
     asked |= {"budgets": read_budgets(budgets, "50%", "70%")}
-    with reporting() as report, kept_steps("simulate", trace=trace, **asked) as steps:
-        found = simulation.simulate(recorded, **asked, workers=workers, report=report, steps=steps)
+    with reporting() as report, kept("simulate", trace=trace, **asked) as store:
+        found = simulation.simulate(recorded, **asked, workers=workers, report=report, store=store)
     if not json:
         print_table(layout("simulate").table(found.rows, simulation.title(found.trace)))
     finish([asdict(row) for row in found.rows], found.rows, json)

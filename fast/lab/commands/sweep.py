@@ -48,13 +48,10 @@ def sweep(
         float | None,
         Option(help="With ray: GPUs per worker; default: 1 if the cluster has any."),
     ] = None,
-    compact: Annotated[
-        bool, Option("--compact", help="When all is done, put the results into one file.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
-    from kvlab.fast.lab.sweep import run as running  # needs pyarrow
+    from kvlab.fast.lab.sweep import run as running
     from kvlab.fast.lab.sweep.design import only, read_sweep
     from kvlab.fast.lab.sweep.plan import make_plan
     from kvlab.fast.lab.sweep.summary import Results
@@ -79,7 +76,7 @@ def sweep(
     plan.check_methods()
     try:
         with results_only(), reporting() as told:
-            ran = running.run_sweep(plan, directory, chosen, told, compact)
+            ran = running.run_sweep(plan, directory, chosen, told)
     except KeyboardInterrupt as stop:
         missing = len(Results(plan, running.read_rows(directory)).missing())
         stored = counted(sum(1 for _ in plan.jobs()) - missing, "stored job")
@@ -118,7 +115,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Report on a sweep: tables, curves, intervals, paired tests, and how to run it again."""
-    from kvlab.fast.lab.sweep import report as reporting  # needs pyarrow
+    from kvlab.fast.lab.sweep import report as reporting
     from kvlab.fast.lab.sweep.run import read_stored
 
     stored = read_stored(directory)

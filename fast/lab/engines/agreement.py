@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -63,6 +63,28 @@ def unequal(prompts: Prompts) -> Prompts:
 def in_pairs(prompts: Prompts) -> Prompts:
     """Let every second prompt begin with the first 160 tokens of the one before."""
     return [[*prompts[number - number % 2][:160], *ids[160:]] for number, ids in enumerate(prompts)]
+
+
+class Agreement(TypedDict, total=False):
+    """A row: what `compare` found under a setting, or why it was not run."""
+
+    setting: str
+    specification: str
+    tokens: int
+    agreed: int
+    """Tokens before the first of a prompt that is worse than the best by more than a tie."""
+    gap: float
+    """The largest difference of such a token, with its prompt and step."""
+    prompt: int
+    step: int
+    mean: float | None
+    """Difference of log-probabilities, as ``largest`` and, from NumPy's, ``reference``."""
+    largest: float | None
+    after_eviction: After | None
+    counted: float | None
+    """What the setting's counter says."""
+    reference: float
+    verdict: str
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from kvlab.fast.lab.evaluate.backends import device_here
-from kvlab.fast.lab.steps import versions
+from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.sweep.jobs import Done, Failure, Result, attempt
 from kvlab.fast.lab.sweep.keeper import REACHED
 from kvlab.fast.lab.sweep.plan import Job
@@ -50,7 +50,7 @@ MOST_DEATHS = 5
 
 
 def on_cluster(
-    jobs: Sequence[Job], workers: int | None = None, gpus: float | None = None
+    jobs: Iterable[Job], workers: int | None = None, gpus: float | None = None
 ) -> Iterator[Done]:
     """Do jobs on the cluster that ``RAY_ADDRESS`` names; without it, on one made for this run.
 
@@ -63,13 +63,17 @@ def on_cluster(
         options: Any = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0}
         task, ours = ray.remote(**options)(run_job), relevant_versions()
         outside = os.pathsep.join(named())
-        waiting, deaths = deque(jobs), Counter[str]()
+        jobs, again, deaths = iter(jobs), deque[Job](), Counter[str]()
         running: dict[Any, Job] = {}
         try:
-            while waiting or running:
-                while waiting and len(running) < (workers or MOST_QUEUED):
-                    job = waiting.popleft()
+            while True:
+                while len(running) < (workers or MOST_QUEUED):
+                    job = again.popleft() if again else next(jobs, None)
+                    if job is None:
+                        break
                     running[task.remote(job, attempt, ours, outside)] = job
+                if not running:
+                    return
                 (reference,), _ = ray.wait(list(running), num_returns=1)
                 job = running.pop(reference)
                 found = _found(reference)
@@ -77,7 +81,7 @@ def on_cluster(
                 if found is not None:
                     yield job, found
                 elif deaths[job.id] < MOST_DEATHS:
-                    waiting.appendleft(job)
+                    again.append(job)
                 else:
                     yield job, Failure(f"{MOST_DEATHS} processes died of it")
         finally:

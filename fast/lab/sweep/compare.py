@@ -1,15 +1,16 @@
 """Compares methods on one task: a sweep that is run at once and kept in memory."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.evaluate.tasks import Rated, find_task
+from kvlab.fast.lab.loop import kept, run_all
 from kvlab.fast.lab.points import ORACLE, built, check_any
-from kvlab.fast.lab.steps import Steps, kept_steps
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import (
     Engine,
@@ -18,6 +19,7 @@ from kvlab.fast.lab.sweep.jobs import (
     failed_results,
     in_processes,
     in_this_process,
+    is_found,
     place_of,
 )
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_plan
@@ -36,7 +38,10 @@ def layout_of(sweep: Sweep) -> Layout:
 
 
 def compare(
-    sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
+    sweep: Sweep,
+    workers: int = 0,
+    report: Report = lambda done, total, what: None,
+    tell: Tell | None = None,
 ) -> Results:
     """Run a sweep of one model and one task as `run_in_memory`; by default measure all problems."""
     part, *others = sweep.parts
@@ -53,7 +58,7 @@ def compare(
 def run_in_memory(
     sweep: Sweep,
     workers: int = 0,
-    report: Report | None = None,
+    report: Report = lambda done, total, what: None,
     tell: Tell | None = None,
 ) -> Results:
     """Do all jobs of a sweep, point by point, and keep what they find.
@@ -62,57 +67,64 @@ def run_in_memory(
     names devices, if these are several. ``tell`` is called with each point as soon as it is
     complete, task by task, but not with controls that were added.
     """
-    workers = workers or sweep.workers
-    plan = make_plan(sweep)
-    if ORACLE not in sweep.methods:
-        places = plan.parts()
-        check_any([built(*at) for model, part in places for at in plan.points(model, part.task)])
-    backend, last = None, {job.model: job for job in plan.jobs()}
-    for model in reversed(plan.fingerprints):  # so that errors come before processes are started
-        if workers and plan.device != "cpu":
-            break  # what this process had loaded would take a worker's place on the GPU
-        backend = load_backend(*place_of(last[model]))
-        dtypes = {**plan.dtypes, model: backend.dtype}
-        plan = replace(plan, device=backend.device, dtypes=dtypes)
-    engine = partial(in_this_process, backend=backend)
-    if workers:
-        engine, backend = partial(in_processes, workers=workers), None
-    jobs = list(plan.jobs())
-    wanted = {part.task: part.problems * len(part.seeds) for part in sweep.parts}
+    plan, engine = _prepared(make_plan(sweep), workers or sweep.workers)
+    jobs, points = list(plan.jobs()), _Points(plan, tell)
     if tell is not None:
         order = {at: number for number, at in enumerate(_order(plan))}
         jobs.sort(key=lambda job: order[job.point])
-    found: dict[tuple, list[Result]] = defaultdict(list)
-    first: dict[tuple[str, str], Point] = {}
-    with kept_steps("jobs", jobs=[job.id for job in jobs]) as steps:
-        for done, (job, made) in enumerate(_do(jobs, engine, steps), start=1):
-            own = found[job.point]
-            own += made
-            if report is not None:
-                report(done, len(jobs), job.label)
-            if tell is not None and job.method in sweep.methods and len(own) == wanted[job.task]:
-                point = point_of(job.task, job.method, job.budget, own, wanted[job.task])
-                yardstick = first.setdefault((job.model, job.task), point)
-                tell(against_full([yardstick, point])[-1])
-    return Results(plan, list(chain.from_iterable(found.values())))
+    how: dict[str, Any] = {"kind": list[Result], "report": report, "lasting": is_found}
+    with kept("jobs", jobs=[job.id for job in jobs]) as store:
+        run_all(jobs, store, engine, tell=points.add, **how)
+    return Results(plan, list(chain.from_iterable(points.found.values())))
 
 
-def _do(jobs: Sequence[Job], engine: Engine, steps: Steps) -> Iterator[tuple[Job, list[Result]]]:
-    """Yield jobs with their results, first those from before the command was stopped."""
-    yield from ((job, steps.found[job.id]) for job in jobs if job.id in steps.found)
-    missing = [job for job in jobs if job.id not in steps.found]
-    for job, made in engine(missing) if missing else ():
-        if isinstance(made, Failure):
-            yield job, failed_results(job, made)
-        else:
-            steps.keep(job.id, made)
-            yield job, made
+def _prepared(plan: Plan, workers: int) -> tuple[Plan, Engine]:
+    """Load the models, so that errors come before processes are started; note what was loaded.
+
+    What this process has loaded would take a worker's place on a GPU, so workers load alone there.
+    """
+    sweep, backend = plan.sweep, None
+    if ORACLE not in sweep.methods:
+        check_any([built(*at) for each in plan.subjects for at in plan.points(each)])
+    if not workers or plan.device == "cpu":
+        last = {job.model: job for job in plan.jobs()}
+        for model in reversed(plan.models):
+            backend = load_backend(*place_of(last[model]))
+            subjects = tuple(
+                replace(each, dtype=backend.dtype) if each.model == model else each
+                for each in plan.subjects
+            )
+            plan = replace(plan, device=backend.device, subjects=subjects)
+    if workers:
+        return plan, partial(in_processes, workers=workers)
+    return plan, partial(in_this_process, backend=backend)
+
+
+class _Points:
+    """The results of every point, which is told as soon as it is complete."""
+
+    def __init__(self, plan: Plan, tell: Tell | None) -> None:
+        self.methods, self.tell = plan.sweep.methods, tell
+        parts = [(each.model, each.part) for each in plan.subjects]
+        self.wanted = {(m, part.task): part.problems * len(part.seeds) for m, part in parts}
+        self.found: dict[tuple, list[Result]] = defaultdict(list)
+        self.first: dict[tuple[str, str], Point] = {}
+        """Of every model and task, what the others are held against."""
+
+    def add(self, job: Job, made: list[Result] | Failure) -> None:
+        """Take what a job has found, or why it was given up."""
+        own, where = self.found[job.point], (job.model, job.task)
+        own += failed_results(job, made) if isinstance(made, Failure) else made
+        wanted = self.wanted[where]
+        if self.tell is not None and job.method in self.methods and len(own) == wanted:
+            point = point_of(job.task, job.method, job.budget, own, wanted)
+            self.tell(against_full([self.first.setdefault(where, point), point])[-1])
 
 
 def _order(plan: Plan) -> Iterator[tuple[str, str, str, int | None]]:
     """Yield model, task, method and budget; what rates a text begins with the full cache."""
-    for model, part in plan.parts():
-        points = list(plan.points(model, part.task))
-        if not isinstance(find_task(part.task), Rated):
+    for each in plan.subjects:
+        points = list(plan.points(each))
+        if not isinstance(find_task(each.part.task), Rated):
             points.sort(key=lambda point: point[1] is None)
-        yield from ((model, part.task, *point) for point in points)
+        yield from ((each.model, each.part.task, *point) for point in points)

@@ -4,11 +4,11 @@ A job becomes rows, one per problem. An engine does many jobs: in this process, 
 processes, or (`cluster`) on a cluster.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -95,8 +95,14 @@ class Failure:
 
 Done = tuple[Job, list[Result] | Failure]
 
-Engine = Callable[[Sequence[Job]], Iterator[Done]]
-"""Does jobs in any order, and yields each as soon as it is done; closing it stops what runs."""
+Engine = Callable[[Iterable[Job]], Iterator[Done]]
+"""Takes jobs when it gets to them, and yields each as soon as it is done; closing it stops what
+runs."""
+
+
+def is_found(done: list[Result] | Failure) -> bool:
+    """Say whether a job has results, which last."""
+    return not isinstance(done, Failure)
 
 
 def attempt(job: Job) -> list[Result] | Failure:
@@ -407,12 +413,12 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
 # --- engines -------------------------------------------------------------------------------------
 
 
-def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iterator[Done]:
+def in_this_process(jobs: Iterable[Job], backend: Backend | None = None) -> Iterator[Done]:
     """Do one job after the other, see `Engine`; ``backend`` is the first job's, already loaded."""
     try:
-        if backend is not None:
-            _kept["model"] = place_of(jobs[0]), backend
         for job in jobs:
+            if backend is not None:
+                _kept["model"], backend = (place_of(job), backend), None
             yield job, attempt(job)
     finally:
         _kept.clear()
@@ -424,15 +430,26 @@ def _count_off(started: Any) -> None:
         _number, started.value = started.value, started.value + 1
 
 
-def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
-    """Do jobs in processes of one thread, each with a model and device of its own; see `Engine`."""
-    context = get_context("spawn")
+def in_processes(jobs: Iterable[Job], workers: int) -> Iterator[Done]:
+    """Do jobs in processes of one thread, each with a model and device of its own; see `Engine`.
+
+    If one is killed, the jobs that all of them were doing have failed, and no more is begun.
+    """
+    context, jobs = get_context("spawn"), iter(jobs)
     options: Any = {"initializer": _count_off, "initargs": (context.Value("i"),)}
     with threads_of_processes(1), process_pool(workers, mp_context=context, **options) as submit:
-        futures = {submit(attempt, job): job for job in jobs}
-        for future in as_completed(futures):
-            try:
-                result = future.result()
-            except BrokenProcessPool:
-                result = Failure("a process was killed, perhaps because memory was full")
-            yield futures[future], result
+        running: dict[Future, Job] = {}
+        while True:
+            for job in islice(jobs, workers - len(running)):
+                running[submit(attempt, job)] = job
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    result, jobs = (
+                        Failure("a process was killed, perhaps because memory was full"),
+                        iter(()),
+                    )
+                yield running.pop(future), result

@@ -5,17 +5,18 @@ A job is a piece of work that can be done anywhere, in any order, any number of 
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, built
-from kvlab.fast.lab.sweep.design import AS_IT_COMES, Part, Sweep, budgeted
+from kvlab.fast.lab.sweep.design import AS_IT_COMES, Part, Sweep, budgeted, make_sweep
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.selection import budget_entries
@@ -70,7 +71,7 @@ class Job:
         for each in fields(self):  # so that results from before a field keep their names
             if each.default is not MISSING and not content.get(each.name, True):
                 del content[each.name]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+        return _hash_of(json.dumps(content, sort_keys=True).encode())
 
     @property
     def point(self) -> tuple[str, str, str, int | None]:
@@ -95,57 +96,72 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """A model on a task, with what its jobs need looked up."""
+
+    model: str
+    """As the sweep names it."""
+    part: Part
+    fingerprint: str
+    dtype: str
+    """Number format in which the model is loaded; empty where that was not noted yet."""
+    length: float
+    """Mean tokens of prompt and solution."""
+    budgets: dict[str, int]
+    """As the sweep states them, and in entries."""
+    block_size: int | None = None
+    """Tokens of a block, where the task is rated in blocks of no stated size: `Rated.block_for`."""
+    text: str = ""
+    """Hash of the file that the task reads, if it reads one."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A sweep with everything that its jobs need looked up."""
 
     sweep: Sweep
-    fingerprints: dict[str, str]
-    entries: dict[str, dict[str, dict[str, int]]]
-    """Per model and task, the budgets in entries."""
-    lengths: dict[str, dict[str, float]]
-    """Per model and task, the mean tokens of prompt and solution."""
+    subjects: tuple[Subject, ...]
+    """Task by task of every model."""
     kvlab: str = ""
     outside: str = ""
     """Hash of the source of the methods from outside; empty for other methods."""
-    texts: dict[str, str] = field(default_factory=dict)
-    """Hash of the file that each task reads, if it reads one."""
-    blocks: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Per model and task that is rated in blocks of no stated size, the size: `Rated.block_for`."""
     device: str = ""
     """What computes: ``cpu``, or a GPU by its name; empty where that was not noted yet."""
-    dtypes: dict[str, str] = field(default_factory=dict)
-    """Number format in which each model is loaded."""
     versions: str = ""
     """The packages that compute, besides kvlab."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Per method from outside, the library that it comes from, with its version."""
 
+    @cached_property
+    def models(self) -> dict[str, list[Subject]]:
+        """The models, each with its subjects."""
+        models = dict.fromkeys(each.model for each in self.subjects)
+        return {name: [each for each in self.subjects if each.model == name] for name in models}
+
     @property
     def provenance(self) -> dict[str, str]:
         """Say where and with what results were computed, by names for people."""
-        formats = {
-            f"number format of {model}": self.dtypes.get(model) for model in self.fingerprints
-        }
-        known = {"device": self.device, "computed with": self.versions, **formats}
+        known = {"device": self.device, "computed with": self.versions}
+        known |= {f"number format of {name}": own[0].dtype for name, own in self.models.items()}
         return {name: value or "not recorded" for name, value in known.items()}
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs, seed by seed, so that reports can begin, and batch by batch."""
-        for model in self.fingerprints:
-            own = [part for part in self.sweep.parts if model in part.models]
-            for seed in dict.fromkeys(seed for part in own for seed in part.seeds):
-                for part in own:
-                    if seed in part.seeds:
-                        yield from self._jobs_of(part, model, seed)
+        for own in self.models.values():
+            for seed in dict.fromkeys(seed for each in own for seed in each.part.seeds):
+                for each in own:
+                    if seed in each.part.seeds:
+                        yield from self._jobs_of(each, seed)
 
-    def _jobs_of(self, part: Part, model: str, seed: int) -> Iterator[Job]:
+    def _jobs_of(self, subject: Subject, seed: int) -> Iterator[Job]:
+        part = subject.part
         for first in range(0, part.problems, part.batch):
             count = min(part.batch, part.problems - first)
-            for method, budget in self.points(model, part.task):
+            for method, budget in self.points(subject):
                 yield Job(
                     backend=self.sweep.backend,
-                    model=model,
-                    fingerprint=self.fingerprints[model],
+                    model=subject.model,
+                    fingerprint=subject.fingerprint,
                     task=part.task,
                     seed=seed,
                     method=method,
@@ -154,75 +170,78 @@ class Plan:
                     count=count,
                     measured=min(count, max(0, part.measured - first)),
                     to_first_error=part.to_first_error,
-                    block_size=self.blocks.get(model, {}).get(part.task, part.block_size),
+                    block_size=subject.block_size or part.block_size,
                     drafts=part.drafts,
                     kvlab=self.kvlab,
                     outside=self.outside if _from_outside(method) else "",
-                    text=self.texts.get(part.task, ""),
+                    text=subject.text,
                     device=self.device,
-                    dtype=self.dtypes.get(model, ""),
+                    dtype=subject.dtype,
                     versions=self.versions,
                     library=self.libraries.get(method, ""),
                     loading=self.sweep.loading,
                 )
 
-    def parts(self) -> Iterator[tuple[str, Part]]:
-        """Yield models with their tasks."""
-        for model in self.fingerprints:
-            yield from ((model, part) for part in self.sweep.parts if model in part.models)
-
-    def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
+    def points(self, subject: Subject) -> Iterator[tuple[str, int | None]]:
         """Yield methods and budgets: first the methods that take no budget."""
         yield from ((each, None) for each in self.sweep.runs if not budgeted(each))
-        for entries in sorted(set(self.entries[model][task].values())):
+        for entries in sorted(set(subject.budgets.values())):
             yield from ((each, entries) for each in self.sweep.runs if budgeted(each))
 
     def check_methods(self) -> None:
         """Raise ValueError if a method cannot be built with the largest budget."""
-        tasks = [task for model in self.entries.values() for task in model.values()]
-        largest = max((entries for task in tasks for entries in task.values()), default=None)
+        entries = [entries for each in self.subjects for entries in each.budgets.values()]
         for spec in self.sweep.methods:
-            row = built(spec, largest if budgeted(spec) else None)
+            row = built(spec, max(entries, default=None) if budgeted(spec) else None)
             if spec != ORACLE and row.refusal and not row.failed:
                 raise ValueError(f"methods: {spec}: {row.refusal}")
 
 
 def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
     """Look up models and lengths; ``device`` None is that of this machine."""
-    plan = Plan(
+    subjects: list[Subject] = []
+    for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
+        location = model_location(model, hub=sweep.backend == "fast")
+        encode = backends.load_encoder(location, sweep.backend)
+        mark = backends.fingerprint(location)
+        if twin := [each.model for each in subjects if each.fingerprint == mark]:
+            raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
+        for asked, part in zip(sweep.tasks, sweep.parts, strict=True):
+            if model in part.models:
+                questions = _questions(part, location, encode)
+                length = fmean(map(len, questions))
+                budgets = {text: budget_entries(text, round(length)) for text in sweep.budgets}
+                task, own = find_task(part.task), isinstance(asked, dict) and "block_size" in asked
+                stated = part.drafts or own or sweep.block_size is not None
+                block_size = None
+                if isinstance(task, Rated) and task.feed == "blocks" and not stated:
+                    block_size = task.block_for(questions, budgets.values())
+                file = getattr(task, "text", None)
+                subjects.append(
+                    Subject(
+                        model=model,
+                        part=part,
+                        fingerprint=mark,
+                        dtype=backends.dtype_of(location, sweep.backend, sweep.dtype),
+                        length=length,
+                        budgets=budgets,
+                        block_size=block_size,
+                        text=_hash_of(Path(file).read_bytes()) if file else "",
+                    )
+                )
+    return Plan(
         sweep,
-        {},
-        {},
-        {},
+        tuple(subjects),
         version("kvlab"),
         outside=methods.discover() if any(map(_from_outside, sweep.methods)) else "",
         device=device or backends.device_here(sweep.backend, sweep.device),
         versions=backends.versions_of(sweep.backend),
         libraries={spec: methods.read(spec).library for spec in filter(_from_outside, sweep.runs)},
     )
-    for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
-        location = model_location(model, hub=sweep.backend == "fast")
-        encode = backends.load_encoder(location, sweep.backend)
-        mark = backends.fingerprint(location)
-        plan.dtypes[model] = backends.dtype_of(location, sweep.backend, sweep.dtype)
-        if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
-            raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
-        plan.fingerprints[model], plan.lengths[model], plan.entries[model] = mark, {}, {}
-        for asked, part in zip(sweep.tasks, sweep.parts, strict=True):
-            if model in part.models:
-                questions = _questions(part, location, encode)
-                length = fmean(map(len, questions))
-                entries = {text: budget_entries(text, round(length)) for text in sweep.budgets}
-                plan.lengths[model][part.task], plan.entries[model][part.task] = length, entries
-                task, own = find_task(part.task), isinstance(asked, dict) and "block_size" in asked
-                stated = part.drafts or own or sweep.block_size is not None
-                if isinstance(task, Rated) and task.feed == "blocks" and not stated:
-                    block = task.block_for(questions, entries.values())
-                    plan.blocks.setdefault(model, {})[part.task] = block
-    for part in sweep.parts:
-        if file := getattr(find_task(part.task), "text", None):
-            plan.texts[part.task] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:24]
-    return plan
+
+
+def _hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
 
 
 def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
@@ -233,3 +252,26 @@ def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
         tokenizer = load_tokenizer_of(location)
     seeds, count = part.seeds, part.problems
     return [each for seed in seeds for each in task.questions(tokenizer, encode, count, seed)]
+
+
+def from_older(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan as `Plan` has it, from what older sweeps wrote: tables by model and task."""
+    sweep = make_sweep(plan["sweep"])
+    names = ("kvlab", "outside", "device", "versions", "libraries")
+    subjects = [
+        {
+            "model": model,
+            "part": asdict(part),
+            "fingerprint": mark,
+            "dtype": plan.get("dtypes", {}).get(model, ""),
+            "length": plan["lengths"][model][part.task],
+            "budgets": plan["entries"][model][part.task],
+            "block_size": plan.get("blocks", {}).get(model, {}).get(part.task),
+            "text": plan.get("texts", {}).get(part.task, ""),
+        }
+        for model, mark in plan["fingerprints"].items()
+        for part in sweep.parts
+        if model in part.models
+    ]
+    known = {name: plan[name] for name in names if name in plan}
+    return {"sweep": plan["sweep"], "subjects": subjects, **known}

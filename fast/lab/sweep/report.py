@@ -31,13 +31,15 @@ from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Layout, Table, co
 from kvlab.reference.outside import OUTSIDE
 
 if TYPE_CHECKING:
-    from kvlab.fast.lab.sweep.run import Stored  # needs pyarrow
+    from kvlab.fast.lab.sweep.run import Stored
 
 NAME = "report"
 
 
 def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
-    """Write ``report.html``, ``.md``, ``.tex``, ``.json``, three ``.csv``; ValueError if empty."""
+    """Write ``report`` as HTML, Markdown, LaTeX, JSON, Parquet and CSV; ValueError if empty."""
+    from kvlab.fast.lab.sweep.published import write_parquet  # needs pyarrow
+
     summaries = summarise(stored)
     if not any(point.problems for each in summaries for point in each.points):
         raise ValueError(f"{stored.directory} holds no results of this sweep yet")
@@ -55,6 +57,7 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
         _write_csv(own, path.with_name(f"{NAME}{kind}.csv"))
     content = json.dumps(to_json(stored, summaries), indent=1, default=vars)
     write_text(path.with_suffix(".json"), f"{content}\n")
+    write_parquet(stored.rows, path.with_suffix(".parquet"))
     return summaries
 
 
@@ -132,7 +135,7 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     commands = (*setting, "kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
     yield Code("\n".join([*commands, f"# last run: {run['command']}"]))
     versions = {**stored.plan.provenance, **run["versions"], "machine": run["machine"]}
-    versions |= {f"model {name}": mark for name, mark in stored.plan.fingerprints.items()}
+    versions |= {f"model {each.model}": each.fingerprint for each in stored.plan.subjects}
     versions |= {"source of outside methods": stored.plan.outside} if outside else {}
     rows = [(name, str(value)) for name, value in versions.items()]
     yield Table(("what", "was"), rows, words=2, title="Versions and hashes")

@@ -1,10 +1,10 @@
 """Runs what is missing of a sweep, and remembers how it was run.
 
-The directory of a sweep holds ``plan.json``, the data set ``results/`` and, after `report`, the
-report. ``plan.json`` is what it takes to run the sweep again: the sweep itself, the budgets in
-entries, and where and with what it was run last. The data set holds one Parquet file per job. A
-file appears under its name only when it is complete, so a process can be killed at any time, and a
-job that was done twice leaves the same rows.
+The directory of a sweep holds ``plan.json``, the rows in ``results.sqlite`` and, after `report`,
+the report. ``plan.json`` is what it takes to run the sweep again: the sweep itself, the budgets in
+entries, and where and with what it was run last. Several processes may work in one directory; each
+job is done by one of them. A sweep that was published, or run by an older kvlab, has its rows in
+``results/*.parquet``; they count as well.
 """
 
 import json
@@ -12,86 +12,50 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
-
-from kvlab.fast.lab.files import clear_unfinished, folder_of, write_completely, write_text
-from kvlab.fast.lab.steps import versions
-from kvlab.fast.lab.sweep.design import make_sweep, to_plain
-from kvlab.fast.lab.sweep.jobs import Engine, Failure, Result, in_processes, in_this_process
-from kvlab.fast.lab.sweep.plan import Job, Plan
+from kvlab.fast.lab.files import folder_of, write_text
+from kvlab.fast.lab.loop import run_all, tell_of_older
+from kvlab.fast.lab.provenance import versions
+from kvlab.fast.lab.store import Store, read_as, written
+from kvlab.fast.lab.sweep.jobs import (
+    Done,
+    Engine,
+    Failure,
+    Result,
+    in_processes,
+    in_this_process,
+    is_found,
+)
+from kvlab.fast.lab.sweep.plan import Job, Plan, from_older
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import UnknownMethodError, discover
 from kvlab.reference.outside import OUTSIDE, named
 
-PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
+PLAN, RESULTS, FAILURES, PARQUET = "plan.json", "results.sqlite", "failures", "results/*.parquet"
 PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "pyarrow", "ray")
 ENGINES = ("local", "ray")
 
 
-COLUMNS = {str: pa.string(), bool: pa.bool_(), int: pa.int32(), float: pa.float32()}
-WIDE = {"seed": pa.int64(), **dict.fromkeys(("loss", "accepted", "nbytes"), pa.float64())}
-SCHEMA = pa.schema(
-    [
-        (name, WIDE.get(name) or COLUMNS[(get_args(kind) or (kind,))[0]])
-        for name, kind in get_type_hints(Result).items()
-        if name != "failed"
-    ]
-)
-"""A column for every field of a `Result`."""
-
-ADDED = (
-    *("loss", "accepted", "until_rejected", "tokens", "after_eviction"),
-    *("steps", "steps_after_eviction", "written"),
-)
-"""Columns that older results have not."""
-
-COMPACTED = "results.parquet"
-
-
-def write_rows(directory: Path, name: str, rows: Sequence[Result]) -> None:
-    """Add a file of results, ``{job}.parquet``, to the data set of a sweep's directory."""
-    with write_completely(directory / RESULTS / name) as file:
-        table = pa.Table.from_pylist(list(map(vars, rows)), schema=SCHEMA)
-        pq.write_table(table, file, compression="zstd")
-
-
 def read_rows(directory: Path) -> list[Result]:
-    """Return the results of a sweep's directory, each once; ValueError if a file is damaged."""
+    """Return the results of a sweep's directory, each once; an error names a damaged file."""
     found: dict[tuple[str, int], Result] = {}
-    for path in sorted((directory / RESULTS).glob("*.parquet")):
-        try:
-            table = pq.read_table(path)
-            for name in ADDED:
-                if name not in table.column_names:
-                    table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
-            rows = table.select(SCHEMA.names).cast(SCHEMA).to_pylist()
-        except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"{path} holds no results of a sweep ({reason}); delete it, and run the sweep again"
-            ) from None
-        found |= {(row["job"], row["problem"]): Result(**row) for row in rows}
+    for path in sorted(directory.glob(PARQUET)):
+        from kvlab.fast.lab.sweep.published import read_parquet  # needs pyarrow
+
+        found |= {(row.job, row.problem): row for row in read_parquet(path)}
+    if (path := directory / RESULTS).is_file():
+        with closing(Store(path)) as store:
+            for text in store.rows().values():
+                found |= {(row.job, row.problem): row for row in read_as(list[Result], text)}
     return list(found.values())
-
-
-def _compact(directory: Path) -> None:
-    """Put all rows into one file, and remove the others; loses nothing if it is killed."""
-    old = [*(directory / RESULTS).glob("*.parquet")]
-    write_rows(directory, COMPACTED, read_rows(directory))
-    for path in old:
-        if path.name != COMPACTED:
-            path.unlink()
 
 
 @dataclass(frozen=True)
@@ -126,69 +90,48 @@ def run_sweep(
     directory: Path,
     engine: Engine,
     report: Report = lambda done, total, what: None,
-    compact: bool = False,
 ) -> Ran:
     """Do the jobs that are missing; every result is stored at once, those of other jobs stay.
 
-    ``report`` is called before the first job and after each. ``compact`` puts the results into one
-    file in the end. ValueError if another process is at work there, or a file is damaged.
+    ``report`` is called before the first job and after each. An OSError or ValueError names a file
+    that is damaged.
     """
-    failures = []
-    with _alone_in(directory):
-        for each in (directory, directory / RESULTS):
-            clear_unfinished(each)
+    failures, made = [], []
+
+    def noted(jobs: Iterable[Job]) -> Iterator[Done]:
+        for job, found in engine(jobs):
+            made.append(job)
+            if isinstance(found, Failure):
+                failures.append((job, found))
+                text = f"{job}\n\n{found.trace}\n{found.reason}\n"
+                write_text(directory / FAILURES / f"{job.id}.txt", text)
+            yield job, found
+
+    tell_of_older(directory.glob("results/*.unfinished"))
+    older = {row.job for row in read_rows(directory)} if [*directory.glob(PARQUET)] else set()
+    jobs = list(plan.jobs())
+    with folder_of(directory / PLAN):
         _write_plan(plan, directory)
-        missing = Results(plan, read_rows(directory)).missing()
-        total = sum(1 for _ in plan.jobs())
-        finished = total - len(missing)
-        report(finished, total, "starting")
-        if missing:
-            with closing(engine(missing)) as results:  # type: ignore[type-var]
-                for job, found in results:
-                    if isinstance(found, Failure):
-                        failures.append((job, found))
-                        text = f"{job}\n\n{found.trace}\n{found.reason}\n"
-                        write_text(directory / FAILURES / f"{job.id}.txt", text)
-                    else:
-                        write_rows(directory, f"{job.id}.parquet", found)
-                        finished += 1
-                    report(finished, total, job.label)
-        if compact and not failures:
-            _compact(directory)
-    return Ran(len(missing) - len(failures), total, tuple(failures))
+        with closing(Store(directory / RESULTS)) as store:
+            left = [job for job in jobs if job.id not in older]
+            before = len(jobs) - len(left)
 
+            def told(done: int, total: int, what: str) -> None:
+                report(before + done, len(jobs), what)
 
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Refuse to work where another process works; the lock of a killed process is gone with it.
-
-    The file of the lock is removed while it is locked: who has opened it by then is refused, or
-    finds out that it is gone.
-    """
-    lock = directory / ".lock"
-    try:
-        with folder_of(lock), FileLock(lock, timeout=0):
-            try:
-                yield
-            finally:
-                with suppress(PermissionError):  # Windows removes no open file
-                    lock.unlink(missing_ok=True)
-    except Timeout:
-        raise ValueError(f"out = {directory} is in use by another sweep") from None
+            run_all(left, store, noted, list[Result], told, lasting=is_found)
+    return Ran(len(made) - len(failures), len(jobs), tuple(failures))
 
 
 def _write_plan(plan: Plan, directory: Path) -> None:
-    content = {
-        "plan": {**asdict(plan), "sweep": to_plain(plan.sweep)},
-        "run": {
-            OUTSIDE: os.pathsep.join(named()) if plan.outside else None,
-            "command": shlex.join(["kvlab", *sys.argv[1:]]),
-            "versions": versions(*PACKAGES),
-            "machine": platform.platform(),
-        },
+    run = {
+        OUTSIDE: os.pathsep.join(named()) if plan.outside else None,
+        "command": shlex.join(["kvlab", *sys.argv[1:]]),
+        "versions": versions(*PACKAGES),
+        "machine": platform.platform(),
     }
-    with write_completely(directory / PLAN) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
+    content = {"plan": json.loads(written(plan)), "run": run}
+    write_text(directory / PLAN, json.dumps(content, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -221,8 +164,9 @@ def read_stored(directory: Path) -> Stored:
     discover()  # so that what is wrong with methods from outside is not the plan's damage
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        written = dict(content["plan"])
-        plan, run = Plan(**{**written, "sweep": make_sweep(written["sweep"])}), content["run"]
+        made = content["plan"]
+        made = made if "subjects" in made else from_older(made)
+        plan, run = read_as(Plan, json.dumps(made)), content["run"]
     except UnknownMethodError as error:
         raise ValueError(f"directory = {directory}: {error}{where_from(directory)}") from None
     except (ValueError, TypeError, KeyError) as error:

@@ -21,8 +21,9 @@ from kvlab.fast.lab.evaluate.statistics import (
     wilson,
 )
 from kvlab.fast.lab.points import After, MeasuredRow, all_of, marked_budget
+from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
-from kvlab.fast.lab.sweep.plan import Job, Plan
+from kvlab.fast.lab.sweep.plan import Job, Plan, Subject
 from kvlab.fast.lab.tables import plain
 
 FULL = "full"
@@ -297,32 +298,33 @@ def summarise(results: Results) -> list[TaskSummary]:
         rows[jobs[row.job].point].append(row)
     given_up = {job.point: why for job in waiting if (why := results.failure(job)) is not None}
     found = []
-    for model, part in plan.parts():
+    for subject in plan.subjects:
+        model, part = subject.model, subject.part
         late = {job.seed for job in waiting if (job.model, job.task) == (model, part.task)}
         seeds = tuple(each for each in part.seeds if each not in late) or part.seeds
         points: list[Point] = []
-        for method, budget in plan.points(model, part.task):
+        for method, budget in plan.points(subject):
             at = model, part.task, method, budget
             own = (row for row in rows[at] if row.seed in seeds)
             point = point_of(part.task, method, budget, own, part.problems * len(seeds))
             if why := given_up.get(at):
                 point = replace(point, refusal=why, failed=True)
             points.append(point)
-        found.append(_summary(plan, model, part.task, seeds, against_full(points)))
+        found.append(_summary(plan.sweep, subject, seeds, against_full(points)))
     return found
 
 
 def _summary(
-    plan: Plan, model: str, task: str, seeds: tuple[int, ...], points: Sequence[Point]
+    sweep: Sweep, subject: Subject, seeds: tuple[int, ...], points: Sequence[Point]
 ) -> TaskSummary:
-    sweep, measure = plan.sweep, main_measure(points)
+    measure = main_measure(points)
     named = [each for each in points if each.method in sweep.methods]
     tests = (paired_tests(named, sweep.pairs, each) for each in (SOLVED, ACCEPTED, LOSS, *ALONG))
     return TaskSummary(
-        model=model,
-        task=task,
-        budgets=plan.entries[model][task],
-        mean_length=plan.lengths[model][task],
+        model=subject.model,
+        task=subject.part.task,
+        budgets=subject.budgets,
+        mean_length=subject.length,
         seeds=seeds,
         points=tuple(named),
         tests=tuple(chain.from_iterable(tests)),

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.steps import stop_with, until_stopped
+from kvlab.fast.lab.loop import stop_with, until_stopped
 from kvlab.fast.lab.terminal import stopped_by
 
 IGNORED = -100

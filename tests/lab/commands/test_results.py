@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.fast.lab import generation, simulation
 from kvlab.fast.lab.planning import pays_from
-from kvlab.fast.lab.steps import Steps
+from kvlab.fast.lab.store import Store
 from kvlab.fast.models import is_fetched
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate as reference_generate
@@ -145,18 +145,17 @@ def test_figures_are_those_of_the_replay(data, noise_file):
 def test_layers_that_were_judged_are_not_judged_again(noise_file):
     trace = load_trace(noise_file)
 
-    def simulated(steps):
-        return simulation.simulate(trace, ["h2o", "tova"], ["50%"], steps=steps)
+    def simulated(store):
+        return simulation.simulate(trace, ["h2o", "tova"], ["50%"], store=store)
 
-    steps, alone = Steps(), simulated(None)
-    assert simulated(steps) == alone
-    judged = []
-    for step in list(steps.found)[1:]:
-        del steps.found[step]
+    whole, rest, alone, judged = Store(), Store(), simulated(None), []
+    assert simulated(whole) == alone
+    first, row = next(iter(whole.rows().items()))
+    rest.keep(first, row)
     with pytest.MonkeyPatch.context() as patch:
         real = simulation.judge
         patch.setattr(simulation, "judge", lambda *x: judged.append(x[0]) or real(*x))
-        assert simulated(steps).rows == alone.rows
+        assert simulated(rest).rows == alone.rows
     assert [rest.metadata.layers for rest in judged] == [trace.metadata.layers[1:]]
 
 

@@ -3,6 +3,7 @@
 import json
 import signal
 from importlib import import_module
+from itertools import islice
 
 import pytest
 from typer.testing import CliRunner
@@ -106,7 +107,7 @@ def test_ctrl_c_says_what_there_is_and_leaves_no_folder(typed, noise_file, tmp_p
     """The key is pressed when the second row begins."""
 
     def first_of(jobs, workers):
-        yield from compare.in_this_process(jobs[:1])
+        yield from compare.in_this_process(islice(jobs, 1))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compare, "in_processes", first_of)

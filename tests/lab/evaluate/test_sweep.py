@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
@@ -23,16 +22,14 @@ from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.fast.lab.sweep.design import make_sweep, only, read_sweep
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
 from kvlab.fast.lab.sweep.plan import make_plan
+from kvlab.fast.lab.sweep.published import write_parquet
 from kvlab.fast.lab.sweep.run import (
-    COMPACTED,
     FAILURES,
     PLAN,
-    RESULTS,
     choose_engine,
     read_rows,
     read_stored,
     run_sweep,
-    write_rows,
 )
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
@@ -60,6 +57,10 @@ def again(jobs, most=None, failing=()):
         yield job, Failure("broken") if job.method in failing else FOUND[job.id]
 
 
+def with_dtype(plan, dtype):
+    return replace(plan, subjects=tuple(replace(each, dtype=dtype) for each in plan.subjects))
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A plan, and a directory in which it was run undisturbed."""
@@ -77,7 +78,9 @@ def small(tmp_path_factory):
 def test_a_sweep_is_cut_into_jobs(small):
     plan, _ = small
     jobs = list(plan.jobs())
-    assert plan.entries == {"jumps": {"jumps@fewest=3,most=4": {"40%": 49}}}
+    (subject,) = plan.subjects
+    assert (subject.model, subject.part.task) == ("jumps", "jumps@fewest=3,most=4")
+    assert subject.budgets == {"40%": 49}
     assert [(job.method, job.budget) for job in jobs if job.seed == 3 and job.first == 0] == [
         ("full", None),
         *((method, 49) for method in ("h2o", "raas", "nacl")),
@@ -121,12 +124,12 @@ def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeyp
     sweep = make_sweep({**wanted, "models": ["jumps"]})
     plan, here = make_plan(sweep), backends.device_here("fast")
     packages = f"torch {version('torch').partition('+')[0]}, transformers {version('transformers')}"
-    assert (plan.device, plan.dtypes, plan.versions) == (here, {"jumps": "float32"}, packages)
+    assert (plan.device, plan.subjects[0].dtype, plan.versions) == (here, "float32", packages)
     assert run_sweep(plan, tmp_path, in_this_process).done == 1
     monkeypatch.setattr(backends, "device_here", lambda *asked: "NVIDIA H100")
     for changed, message in (
         (make_plan(sweep), f"device of jumps is {here} here, and the plan's NVIDIA H100"),
-        (replace(plan, dtypes={"jumps": "float16"}), "number format of jumps is float32 here, and"),
+        (with_dtype(plan, "float16"), "number format of jumps is float32 here, and"),
         (replace(plan, versions="torch 9, transformers 9"), None),
         (plan, None),
     ):
@@ -147,7 +150,7 @@ def test_workers_share_the_devices_of_a_sweep_and_load_its_format_once(tmp_path,
     )
     ids = [[job.id for job in plan.jobs()] for plan in (usual, on_one, fine)]
     assert ids[0] == ids[1] and not {*ids[0]} & {*ids[2]}
-    assert (fine.device, fine.dtypes, fine.sweep.workers) == ("cpu", {"jumps": "float64"}, 2)
+    assert (fine.device, fine.subjects[0].dtype, fine.sweep.workers) == ("cpu", "float64", 2)
     loaded, places = [], []
     for number in range(3):
         monkeypatch.setattr(doing, "_number", number)
@@ -204,7 +207,7 @@ def test_two_names_of_one_model_are_refused(tmp_path):
         file.seek(-1, os.SEEK_END)
         file.write(b"\x7f")
     plan = make_plan(make_sweep({**sweep, "models": ["reasoner", str(other)]}))
-    assert len(set(plan.fingerprints.values())) == 2
+    assert len({each.fingerprint for each in plan.subjects}) == 2
 
 
 def test_a_key_that_is_needed_is_asked_for_and_one_of_all_tasks_refused():
@@ -249,9 +252,8 @@ def test_every_problem_has_a_row(small):
 def test_a_job_done_twice_finds_the_same(small, tmp_path):
     plan, directory = small
     job = next(job for job in plan.jobs() if job.method == "nacl" and job.measured)
-    (tmp_path / RESULTS).mkdir()
-    write_rows(tmp_path, "again.parquet", doing.do_job(job))
-    assert results(tmp_path) == [row for row in results(directory) if row.job == job.id]
+    rows = [replace(row, seconds_per_token=None) for row in doing.do_job(job)]
+    assert rows == [row for row in results(directory) if row.job == job.id]
 
 
 # --- what is kept --------------------------------------------------------------------------------
@@ -292,50 +294,43 @@ def test_what_goes_wrong_in_a_job_is_reported(common, tmp_path, monkeypatch):
     assert "in fail" in written.read_text()
 
 
-def test_compacting_keeps_every_row_and_rows_that_are_there_twice_count_once(small, tmp_path):
+def test_what_an_older_kvlab_has_left_counts_and_is_named(small, tmp_path, capsys):
+    """A file of Parquet per job, one that it did not finish, and a plan of tables in tables."""
     plan, directory = small
-    run_sweep(plan, tmp_path, again, compact=True)
-    assert [path.name for path in (tmp_path / RESULTS).iterdir()] == [COMPACTED]
-    assert results(tmp_path) == results(directory)
-    job, found = next(iter(FOUND.items()))
-    write_rows(tmp_path, f"{job}.parquet", found)
-    assert run_sweep(plan, tmp_path, again, compact=True).done == 0
-    assert results(tmp_path) == results(directory)
-
-
-def test_what_a_killed_process_left_is_no_result(small, tmp_path):
-    plan, _ = small
-    data = tmp_path / RESULTS
-    data.mkdir()
-    (data / "x.parquet.1.unfinished").write_bytes(b"PAR1")
-    assert read_rows(tmp_path) == []
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, partial(again, most=0))
-    assert [*data.iterdir()] == []
-    (data / "x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"x\.parquet holds no results of a sweep .*; delete it"):
+    older = tmp_path / "results"
+    older.mkdir()
+    first, *_ = found = {row.job: row for row in results(directory)}
+    write_parquet([row for row in results(directory) if row.job != first], older / "x.parquet")
+    half = older / "y.parquet.1.unfinished"
+    half.write_bytes(b"PAR1")
+    ran = run_sweep(plan, tmp_path, again)
+    assert (ran.done, ran.total, len(found)) == (1, 16, 16)
+    assert [row.written for row in results(tmp_path)] == [row.written for row in results(directory)]
+    assert half.is_file() and f"{half} was left by an older kvlab" in capsys.readouterr().err
+    content = json.loads((tmp_path / PLAN).read_text())
+    (subject,) = content["plan"].pop("subjects")
+    model, task, mark = "jumps", subject["part"]["task"], subject["fingerprint"]
+    content["plan"] |= {"fingerprints": {model: mark}, "dtypes": {model: subject["dtype"]}}
+    content["plan"]["entries"] = {model: {task: subject["budgets"]}}
+    content["plan"]["lengths"] = {model: {task: subject["length"]}}
+    (tmp_path / PLAN).write_text(json.dumps(content))
+    stored = read_stored(tmp_path)
+    assert stored.plan == plan and stored.missing() == []
+    half.rename(older / "y.parquet")
+    with pytest.raises(ValueError, match=r"y\.parquet holds no results of a sweep .*; delete it"):
         run_sweep(plan, tmp_path, again)
 
 
-def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
-    with (
-        FileLock(tmp_path / ".lock"),
-        pytest.raises(ValueError, match="is in use by another sweep"),
-    ):
-        run_sweep(small[0], tmp_path, again)
-
-
-def test_a_sweep_that_is_stopped_before_its_first_job_leaves_no_lock(small, tmp_path, monkeypatch):
+def test_a_sweep_that_is_stopped_before_its_first_job_leaves_no_folder(
+    small, tmp_path, monkeypatch
+):
     def pressed(plan, directory):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(small[0], tmp_path / "begun", partial(again, most=0))
-    assert {path.name for path in (tmp_path / "begun").iterdir()} == {PLAN}
     monkeypatch.setattr("kvlab.fast.lab.sweep.run._write_plan", pressed)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(small[0], tmp_path / "new" / "deep", again)
-    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_stored_sweep_says_how_it_was_run(small):
@@ -349,7 +344,7 @@ def test_a_stored_sweep_says_how_it_was_run(small):
         "computed with": f"numpy {version('numpy')}",
         "number format of jumps": "float64",
     }
-    before = replace(stored.plan, device="", dtypes={}, versions="")
+    before = replace(with_dtype(stored.plan, ""), device="", versions="")
     assert set(before.provenance.values()) == {"not recorded"}
 
 
@@ -450,7 +445,7 @@ def test_a_killed_sweep_leaves_no_process_behind(small, tmp_path):
     _, directory = small
     command = ("sweep", str(directory / "sweep.toml"), "--out", str(tmp_path / "out"))
     with kvlab(*command, "--workers", "2") as process:
-        wait_until(lambda: [*tmp_path.glob("out/results/*.parquet")])  # they are at work
+        wait_until(lambda: read_rows(tmp_path / "out"))  # they are at work
         left = children(process.pid)
         process.kill()
         process.wait()
@@ -472,4 +467,25 @@ def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path, monkeypat
     assert len(results(out)) == 2
     monkeypatch.setattr("kvlab.fast.lab.sweep.run.in_this_process", again)
     assert CliRunner().invoke(app, command).exit_code == 0
+    assert results(out) == results(directory)
+
+
+def test_two_commands_share_a_sweep_and_a_kill_loses_only_the_job_that_was_running(small, tmp_path):
+    """Both hold at RaaS; the first is then killed with SIGKILL, and the other does its job, too."""
+    _, directory = small
+    gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
+    command = ("sweep", str(directory / "sweep.toml"), "--out", str(out), "--json")
+    with (
+        kvlab(*command, before=gate.holding("jobs")) as first,
+        kvlab(*command, before=gate.holding("jobs")) as second,
+    ):
+        gate.wait_until_held(first, workers=2)
+        done = len(results(out))
+        first.kill()
+        first.wait()
+        gate.open()
+        said, why = second.communicate(timeout=900)
+    assert second.returncode == 0, why
+    assert json.loads(said)["jobs"] == 16
+    assert 0 < 16 - json.loads(said)["done now"] < done
     assert results(out) == results(directory)

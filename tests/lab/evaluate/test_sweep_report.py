@@ -33,6 +33,7 @@ from kvlab.fast.lab.sweep.curves import QUALITIES, front_of
 from kvlab.fast.lab.sweep.design import make_sweep, read_sweep
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import make_plan
+from kvlab.fast.lab.sweep.published import read_parquet
 from kvlab.fast.lab.sweep.report import accuracy_cell, accuracy_table, told_once, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
@@ -89,7 +90,7 @@ def complete(tmp_path_factory):
     """The directory of a complete sweep with made-up results."""
     directory = tmp_path_factory.mktemp("sweep")
     plan = make_plan(make_sweep(SWEEP))
-    run_sweep(plan, directory, lambda jobs: ((job, found(job)) for job in jobs), compact=True)
+    run_sweep(plan, directory, lambda jobs: ((job, found(job)) for job in jobs))
     return directory
 
 
@@ -358,6 +359,9 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
         for form in ("html", "md", "json", "tex", "csv")
     )
     plain = json.loads(plain)
+    rows = {(row.job, row.problem): row.solved for row in stored.rows}
+    of_parquet = read_parquet(tmp_path / "deep" / "report.parquet")
+    assert {(row.job, row.problem): row.solved for row in of_parquet} == rows
     assert html.count("<svg") == len(re.findall(r"\((\S+\.svg)\)", text)) == 2
     assert "budget is &lt; 90 &amp; too small" in html
     assert "| method | no budget | 50 | 60 |\n| --- | --: | --: | --: |\n| full | 100.0 (" in text
@@ -431,7 +435,9 @@ def test_the_study_asks_for_every_method_and_is_of_the_model_in_the_package():
     assert sweep.budgets == ("30%", "40%", "50%", "70%") and sweep.controls
     assert sweep.problems * len(sweep.seeds) >= 300
     stored = read_stored(RESULTS / "study")
-    unknown: dict[str, Any] = {"kvlab": "", "device": "", "dtypes": {}, "versions": ""}
+    unknown: dict[str, Any] = {"kvlab": "", "device": "", "versions": ""}
+    (subject,) = (replace(each, dtype="") for each in make_plan(sweep).subjects)
+    unknown["subjects"] = (subject,)
     assert replace(make_plan(sweep), **unknown) == stored.plan, "of the model in the package"
     assert set(sweep.seeds) - {job.seed for job in stored.missing()}
 

@@ -1,18 +1,17 @@
 """Long work goes on where it was stopped, and says meanwhile what it does."""
 
-import functools
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 
-import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from kvlab.fast.lab import files, terminal
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.steps import Steps, kept_steps, until_stopped
+from kvlab.fast.lab.loop import Step, kept, run_all, until_stopped
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.reference.simulator.trace import load_trace
 from support.shapes import shapes_checked
@@ -21,37 +20,35 @@ COMPARE = "compare --problems 1 --task jumps@fewest=3,most=4 --budget 60% --no-c
 COMPARE += "--methods full;knorm;tova --workers 1"
 
 
-def test_steps_outlive_the_process_and_half_a_step_is_cut_off(tmp_path):
-    path = tmp_path / "deep" / "steps"
-    assert Steps(path).do("first", lambda: np.arange(3)).tolist() == [0, 1, 2]
-    Steps(path).keep(("second", 2), {"x": 1.5})
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[: len(whole) // 3])
-    steps = Steps(path)
-    assert list(steps.found) == ["first", ("second", 2)]
-    assert path.read_bytes() == whole
-    assert steps.do(("second", 2), lambda: pytest.fail("done anew")) == {"x": 1.5}
-
-
 def test_a_work_that_is_stopped_goes_on_and_another_one_does_not(unfinished, capsys):
     def work(until, **asked):
         done = []
-        with kept_steps("work", **asked) as steps:
-            for number in range(4):
-                if number == until:
-                    raise KeyboardInterrupt
-                steps.do(number, lambda number=number: done.append(number))
+
+        def do(number):
+            if number == until:
+                raise KeyboardInterrupt
+            done.append(number)
+
+        with kept("work", **asked) as store:
+            run_all([Step(str(number), partial(do, number)) for number in range(4)], store)
         return done
 
     with pytest.raises(KeyboardInterrupt) as stop:
         work(2, size=1)
     (file,) = unfinished.iterdir()
     assert stop.value.__notes__ == [f"2 steps kept in {file}: the same command goes on from there"]
+    with pytest.raises(KeyboardInterrupt):
+        work(0, size=3)
     assert work(None, size=2) == [0, 1, 2, 3]
+    assert [*unfinished.iterdir()] == [file]
+    older = unfinished / "work-0123456789abcdef"
+    older.write_bytes(b"a pickle")
     assert work(None, size=1) == [2, 3]
-    assert f"going on after 2 steps in {file}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"going on after 2 steps in {file}" in said
+    assert f"{older} was left by an older kvlab" in said
     assert work(None, size=1) == [0, 1, 2, 3]
-    assert [*unfinished.iterdir()] == []
+    assert [*unfinished.iterdir()] == [older] and older.read_bytes() == b"a pickle"
 
 
 def test_files_that_changed_meanwhile_are_read_anew(unfinished, tmp_path):
@@ -59,17 +56,16 @@ def test_files_that_changed_meanwhile_are_read_anew(unfinished, tmp_path):
     done, weights = [], tmp_path / "model" / "weights"
     weights.parent.mkdir()
 
-    def work(fails):
-        with kept_steps("work", model=str(weights.parent), how={"tasks": [tmp_path]}) as steps:
-            steps.do("row", lambda: done.append(weights.read_text()))
-            if fails:
-                raise KeyboardInterrupt
+    def work():
+        with kept("work", model=str(weights.parent), how={"tasks": [tmp_path]}) as store:
+            run_all([Step("row", lambda: done.append(weights.read_text()))], store)
+            raise KeyboardInterrupt
 
     for text in ("one", "one", "two", "one"):
         if not weights.exists() or weights.read_text() != text:
             weights.write_text(text)
         with pytest.raises(KeyboardInterrupt):
-            work(fails=True)
+            work()
     assert done == ["one", "two", "one"]
 
 
@@ -85,7 +81,7 @@ def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
 
     results = []
     for most in (1, None):
-        engine = functools.partial(in_one, most=most)
+        engine = partial(in_one, most=most)
         monkeypatch.setattr("kvlab.fast.lab.sweep.compare.in_processes", engine)
         with shapes_checked(False):
             results.append(CliRunner().invoke(app, COMPARE.split()))
