@@ -34,16 +34,15 @@ def gpu_of(result: Result) -> str | None:
 
 def result_blocks(name: str, result: Result) -> Iterator[Block]:
     """Yield one file of results: what was measured, with which command, where."""
-    (written_by,) = LAYOUTS.keys() & result.keys()
-    heading, contents = LAYOUTS[written_by]
+    heading, contents = LAYOUTS[result["benchmark"]]
     library = result["versions"].get("transformers")
     used = f"transformers {library}" if library else ""
     other = versions_of_kvpress(result).get("transformers", library)
     used += f", kvpress with {other}" if other != library else ""
-    asked = result.get("parameters", {})
-    measured = result.get("method") or asked.get("model")
+    asked = result["parameters"]
+    measured = asked.get("model")
     some = "some contenders" if asked.get("only") else ""
-    some = f"{asked['lengths']} tokens" if "lengths" in asked else some
+    some = f"{asked['lengths']} tokens" if result["benchmark"] == "engines" else some
     parts = (heading, measured, some, gpu_of(result) or "CPU", used)
     yield Heading(", ".join(part for part in parts if part))
     yield Text(f"From {name}. {result.get('note', '')}".rstrip())
@@ -54,7 +53,7 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
 
 def versions_of_kvpress(result: Result) -> Mapping[str, str]:
     """Return the versions in the environment in which kvpress ran, if it did."""
-    return result.get("kvpress", {}).get("versions", {})
+    return result["about"].get("kvpress", {}).get("versions", {})
 
 
 def machine_text(result: Result) -> str:
@@ -136,8 +135,8 @@ PARTS = {
 
 def decoding(result: Result) -> Iterator[Block]:
     """Yield tokens per second of the generations that were compared."""
-    if not result["kvpress"]["measured"]:
-        yield Text(f"kvpress was not measured: {result['kvpress']['reason']}.")
+    if not (kvpress := result["about"]["kvpress"])["measured"]:
+        yield Text(f"kvpress was not measured: {kvpress['reason']}.")
     asked = result["parameters"]
     if asked.get("cpu_time"):
         yield Text("Seconds are CPU time: others used the machine.")
@@ -155,7 +154,7 @@ def decoding(result: Result) -> Iterator[Block]:
 
 def deployed(result: Result) -> Iterator[Block]:
     """Yield engines beside transformers and kvlab, one table per length of the prompt."""
-    for length, outcomes in result["lengths"].items():
+    for length, outcomes in result["parts"].items():
         full = statistics.median(outcomes[0]["wall"])
         wall = Column(
             "of full, by the clock", lambda x, y=full: statistics.median(x["wall"]) / y, percent
@@ -181,8 +180,8 @@ KERNELS = (
 
 def kernels(result: Result) -> Iterator[Block]:
     """Yield how long every kernel takes, and how near it comes to copying its bytes."""
-    shape = result["shape"]
-    copied = result["copy_bytes_per_second"] / 1e9
+    about, shape = result["about"], result["about"]["shape"]
+    copied = about["copy_bytes_per_second"] / 1e9
     yield Text(
         "Each kernel runs alone. “of copying” compares the rate at which a kernel moves its bytes, "
         "among them those that it writes for itself and reads again, with the rate of a plain copy "
@@ -195,8 +194,8 @@ def kernels(result: Result) -> Iterator[Block]:
         f"{shape['group']} query heads each, head dimension {shape['head_dim']}. Copying reaches "
         f"{copied:,.0f} GB/s."
     )
-    yield tabulate(result["results"], KERNELS)
-    for each in result.get("left_out", ()):
+    yield tabulate(result["parts"]["kernels"], KERNELS)
+    for each in about["left_out"]:
         yield Text(
             f"Batch {each['batch']}, {each['entries']:,} entries: memory was not enough for what "
             f"comes after {each['all_after'] or 'the start'}."
@@ -222,7 +221,7 @@ DECODED = (
 
 def seconds_of_bytes(cache: int) -> float:
     """Return the least time of a token: weights and cache, read once as fast as a GPU copies."""
-    rate = stored_file("benchmarks/kernels-gpu")["copy_bytes_per_second"]
+    rate = stored_file("benchmarks/kernels-gpu")["about"]["copy_bytes_per_second"]
     shape = SHAPES["llama-3.1-8b"]
     one_row_is_read = shape.vocabulary * shape.hidden
     return (2 * (shape.parameters - one_row_is_read) + cache) / rate
@@ -239,6 +238,7 @@ def share_allocated(each: Mapping[str, Any]) -> float | None:
 
 def end_to_end(result: Result) -> Iterator[Block]:
     """Yield how fast a model of 8B shape decodes, and what memory it needs."""
+    parts = result["parts"]
     yield Text(
         "A model of Llama-3.1-8B's shape has random weights in bfloat16. Methods keep a quarter of "
         "the prompt's entries. With a CUDA graph the host starts a token's work as one: without, "
@@ -248,18 +248,19 @@ def end_to_end(result: Result) -> Iterator[Block]:
         "cache, read once at the rate of copying. “peak” is what reading the prompt, of all texts "
         "at once, and decoding needed beside the weights."
     )
-    yield Drawing("graphed", "Time of a token, with CUDA graphs", over_prompts(result["one_text"]))
-    yield tabulate(result["one_text"], DECODED)
+    yield Drawing("graphed", "Time of a token, with CUDA graphs", over_prompts(parts["one_text"]))
+    yield tabulate(parts["one_text"], DECODED)
     yield Text("Several texts at once, beside what their caches hold:")
-    yield tabulate(result["equal_memory"], DECODED)
-    if beside := result.get("beside_kvpress"):
-        used = ", ".join(f"{name} {version}" for name, version in beside["versions"].items())
+    yield tabulate(parts["equal_memory"], DECODED)
+    if beside := parts.get("beside_kvpress"):
+        versions = result["about"]["beside_kvpress"]
+        used = ", ".join(f"{name} {version}" for name, version in versions.items())
         yield Text(
             f"Presses of kvpress, which evict once, after the prompt, in an environment of their "
             f"own ({used}). None of these rows has a graph, so the host sets their times, which "
             "say little about a press:"
         )
-        yield tabulate(beside["one_text"], DECODED)
+        yield tabulate(beside, DECODED)
 
 
 def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:
@@ -315,14 +316,14 @@ def served(result: Result) -> Iterator[Block]:
         "of the tokens written that the full cache finds likeliest, after the same tokens."
     )
     yield Drawing("served", "Tokens per second over the memory", throughput(result))
-    for length, rows in result["pools"].items():
+    for length, rows in result["parts"].items():
         yield Heading(f"Prompts of {int(length):,} tokens", 3)
         yield tabulate(rows, SERVED)
 
 
 def throughput(result: Result, narrow: bool = False) -> Picture:
     """Draw tokens per second over the memory, a curve per method, beside the full cache's."""
-    pools = result["pools"]
+    pools = result["parts"]
     shares = sorted({each["share"] for rows in pools.values() for each in rows})
     panels = {"rows": len(pools), "width": NARROW, "height": 4.4 * len(pools)} if narrow else {}
     figure, every = canvas(**{"columns": 1 if narrow else len(pools), **panels})
@@ -345,13 +346,13 @@ def throughput(result: Result, narrow: bool = False) -> Picture:
 
 
 LAYOUTS: Mapping[str, tuple[str, Callable[[Result], Iterator[Block]]]] = {
-    "parts": ("Decoding speed", decoding),
-    "lengths": ("Engines that people deploy", deployed),
-    "copy_bytes_per_second": ("Kernels", kernels),
-    "equal_memory": ("A whole model", end_to_end),
-    "pools": ("vLLM with kvlab inside", served),
+    "decode": ("Decoding speed", decoding),
+    "engines": ("Engines that people deploy", deployed),
+    "kernels": ("Kernels", kernels),
+    "end_to_end": ("A whole model", end_to_end),
+    "vllm": ("vLLM with kvlab inside", served),
 }
-"""Headings and contents, by the key of a result that only this benchmark writes."""
+"""Headings and contents of the benchmarks."""
 
 
 if __name__ == "__main__":

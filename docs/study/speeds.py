@@ -22,9 +22,9 @@ def decoded(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> d
     Raises:
         ValueError: if not one row is meant.
     """
-    stored = stored_file("benchmarks/end-to-end-gpu")
     part = "one_text" if texts == 1 else "equal_memory"
-    stored = stored["beside_kvpress"] if method.startswith("kvpress") else stored
+    part = "beside_kvpress" if method.startswith("kvpress") else part
+    stored = stored_file("benchmarks/end-to-end-gpu")["parts"]
     asked = {"method": method, "prompt": prompt, "batch": texts, "graphed": graphed}
     (found,) = (row for row in stored[part] if asked.items() <= row.items())
     return found
@@ -51,7 +51,7 @@ def timed(kernel: str, texts: int = 1) -> dict[str, Any]:
     Raises:
         ValueError: if not one row is meant.
     """
-    rows, asked = stored_file("benchmarks/kernels-gpu")["results"], {"kernel": kernel}
+    rows, asked = stored_file("benchmarks/kernels-gpu")["parts"]["kernels"], {"kernel": kernel}
     asked |= {"batch": texts}
     (found,) = (row for row in rows if asked.items() <= row.items())
     return found
@@ -70,14 +70,14 @@ def of_copying(kernel: str, texts: int = 1, own: int = 0) -> float:
         texts: 1 or 8.
         own: bytes of an entry and KV head that the kernel writes for itself and reads again.
     """
-    stored, row = stored_file("benchmarks/kernels-gpu"), timed(kernel, texts)
+    stored, row = stored_file("benchmarks/kernels-gpu")["about"], timed(kernel, texts)
     must = row["bytes"] - own * texts * stored["shape"]["kv_heads"] * row["entries"]
     return 100 * must / row["seconds"] / stored["copy_bytes_per_second"]
 
 
 def copied_us(kernel: str) -> float:
     """Return the microseconds in which a plain copy moves a kernel's bytes."""
-    rate = stored_file("benchmarks/kernels-gpu")["copy_bytes_per_second"]
+    rate = stored_file("benchmarks/kernels-gpu")["about"]["copy_bytes_per_second"]
     return 1e6 * timed(kernel)["bytes"] / rate
 
 
@@ -147,7 +147,7 @@ MEMORY = (1.0, 0.5, 0.25)
 def served(prompt: int, memory: float, method: str, key: str) -> Any:
     """Return a figure of a row of vLLM's times; ``full`` is vLLM's own cache."""
     name = "full, without the plug-in" if method == "full" else method
-    pools = stored_file("benchmarks/vllm-cpu")["pools"][str(prompt)]
+    pools = stored_file("benchmarks/vllm-cpu")["parts"][str(prompt)]
     (found,) = (row for row in pools if row["share"] == memory and row["method"] == name)
     return found[key]
 

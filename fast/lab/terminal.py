@@ -196,14 +196,14 @@ def stopped_by(stop: KeyboardInterrupt) -> NoReturn:
     raise SystemExit(STOPPED) from None
 
 
-class _StoppableCommand(Stoppable, TyperCommand):
+class StoppableCommand(Stoppable, TyperCommand):
     pass
 
 
 def run(main: Callable[..., Any]) -> NoReturn:
     """Run a function as a command of its own, with its parameters as options."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(cls=_StoppableCommand)(main)
+    app.command(cls=StoppableCommand)(main)
     app()
     raise SystemExit
 

@@ -26,16 +26,22 @@ def test_speeds_are_those_of_the_file():
     assert command.startswith("python -m kvlab.fast.lab.benchmarks.decode ")
 
 
-def kernels(**change):
+def kernels(*left_out, **change):
     result = {"kernel": "tables, 4 bit", "batch": 8, "entries": 16384, "seconds": 2e-4}
     result |= {"share_of_copy": 0.8, "rival": "decode", "gain": 3.5, "share_of_gain": 0.875}
+    about = {
+        "shape": {"dtype": "torch.bfloat16", "kv_heads": 8, "group": 4, "head_dim": 128},
+        "copy_bytes_per_second": 4.1e12,
+        "left_out": left_out,
+    }
     return {
+        "benchmark": "kernels",
         "command": "python -m kvlab.fast.lab.benchmarks.kernels",
         "machine": {"gpu": "H200", "cores": 16},
         "versions": {"torch": "2.11"},
-        "shape": {"dtype": "torch.bfloat16", "kv_heads": 8, "group": 4, "head_dim": 128},
-        "copy_bytes_per_second": 4.1e12,
-        "results": [result | change],
+        "parameters": {},
+        "about": about,
+        "parts": {"kernels": [result | change]},
     }
 
 
@@ -43,8 +49,8 @@ def test_kernels_are_set_beside_copying_and_their_rival():
     row = cells(result_blocks("kernels-gpu.json", kernels()))
     assert row == ["tables, 4 bit", "8", "16,384", "200.0", "80 %", "3.50 × decode", "88 %"]
     missing = {"batch": 32, "entries": 65536, "all_after": "keep sets"}
-    alone = kernels(rival="", gain=None, share_of_gain=None, share_of_copy=None)
-    found = list(result_blocks("kernels-gpu.json", alone | {"left_out": [missing]}))
+    alone = kernels(missing, rival="", gain=None, share_of_gain=None, share_of_copy=None)
+    found = list(result_blocks("kernels-gpu.json", alone))
     assert cells(found)[-3:] == ["–", "–", "–"]
     text = " ".join(block.text for block in found if isinstance(block, Text))
     assert "Batch 32, 65,536 entries" in text and "after keep sets" in text
@@ -61,7 +67,7 @@ def test_what_vllm_serves_is_set_beside_the_full_cache_and_drawn():
     pools = [row("full, without the plug-in", share, 10 * share) for share in (1.0, 0.25)]
     pools += [row("tova", share, 9.0, **blocks) for share in (1.0, 0.25)]
     pools += [row("full, the plug-in not configured", 1.0, 10.0)]
-    result = {"pools": {"1024": pools}, "parameters": {"requests": 8, "written": 256, "rounds": 3}}
+    result = {"parts": {"1024": pools}, "parameters": {"requests": 8, "written": 256, "rounds": 3}}
     found = cells(served(result))
     quarter = ["25 %", "tova", "9.0", "4.5", "175 %", "6", "0", "80", "79", "50 %"]
     assert found[30:40] == quarter and found[7:10] == ["–", "–", "–"]

@@ -17,15 +17,16 @@ within each round. The first round is not timed: it warms up and notes what the 
 
 import random
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from kvlab.fast.lab import terminal
 from kvlab.fast.lab.benchmarks.contenders import (
     Contender,
     KvpressWorker,
@@ -34,11 +35,11 @@ from kvlab.fast.lab.benchmarks.contenders import (
     kvpress,
     stock,
 )
-from kvlab.fast.lab.benchmarks.results import Once, Out, measuring, write
+from kvlab.fast.lab.benchmarks.results import Measure, Out, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Outcome, Run, fetched, tiny_llama
+from kvlab.fast.lab.loop import Step
 from kvlab.fast.models import model_location
 
-SCHEMA = 2
 LAGGED = "lazy_eviction@window=32"
 PER_STEP = (
     *("streaming_llm", "h2o", "tova", "raas@pin_prompt=false"),
@@ -118,42 +119,46 @@ def _contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> I
             yield kvpress(worker, setting, press, interval)
 
 
-def generations(part: Part, several: Sequence[Contender]) -> int:
-    """Return how many generations `measured` lets contenders write."""
-    return (part.repeats + 1) * len(several)
-
-
-def measured(part: Part, several: Sequence[Contender], once: Once) -> list[dict[str, Any]]:
+def measured(part: Part, several: Sequence[Contender], measure: Measure) -> list[dict[str, Any]]:
     """Measure contenders, the full cache of transformers first, in turn."""
 
-    def outcome_of(contender: Contender, run: Run, turn: int) -> Outcome:
-        what = f"{part.name}, round {turn} of {part.repeats}, {contender.name}"
-        return Outcome(**once(what, lambda: asdict(contender.measured(run, turn == 0))))
-
-    outcomes = []
-    for contender in several:
+    def step(contender: Contender, turn: int) -> Step:
         run = part.run(contender)
-        first = Run(64, 4) if part.at_end else replace(run, tokens=part.warm_up or run.tokens)
-        held = outcome_of(contender, first, 0)
-        peak = {"entries": held.entries, "bytes": held.bytes}
-        about = {"name": contender.name, "run": asdict(run), "peak": peak}
-        outcomes.append({**about, "tokens_per_second": [], "first_seconds": [], "wall": []})
-    for turn in range(part.repeats):
-        order = list(zip(several, outcomes, strict=True))
-        random.Random(turn).shuffle(order)
-        for contender, outcome in order:
-            timing = outcome_of(contender, part.run(contender), turn + 1)
-            outcome["tokens_per_second"].append(timing.speed(part.with_prompt))
-            outcome["first_seconds"].append(timing.first)
-            outcome["wall"].append((timing.tokens - 1) / timing.wall)
-            if part.at_end:
-                outcome["peak"] = {"entries": timing.entries, "bytes": timing.bytes}
-    full = outcomes[0]["tokens_per_second"]
-    for outcome in outcomes:
-        speeds = outcome["tokens_per_second"]
-        outcome |= {"lowest": min(speeds), "highest": max(speeds)}
-        outcome |= {"median": statistics.median(speeds), "share_of_full": share_of(speeds, full)}
-    return outcomes
+        if turn == 0:
+            run = Run(64, 4) if part.at_end else replace(run, tokens=part.warm_up or run.tokens)
+        return Step(name_of(contender, turn), partial(contender.measured, run, turn == 0))
+
+    def name_of(contender: Contender, turn: int) -> str:
+        return f"{part.name}, round {turn} of {part.repeats}, {contender.name}"
+
+    steps, rounds = [step(each, 0) for each in several], range(1, part.repeats + 1)
+    for turn in rounds:
+        order = list(several)
+        random.Random(turn - 1).shuffle(order)
+        steps += [step(each, turn) for each in order]
+    found = measure(steps, kind=Outcome)
+    full = [found[name_of(several[0], turn)].speed(part.with_prompt) for turn in rounds]
+    rows = []
+    for each in several:
+        held, *timings = (found[name_of(each, turn)] for turn in (0, *rounds))
+        if part.at_end:
+            held = timings[-1]
+        speeds = [timing.speed(part.with_prompt) for timing in timings]
+        rows.append(
+            {
+                "name": each.name,
+                "run": asdict(part.run(each)),
+                "peak": {"entries": held.entries, "bytes": held.bytes},
+                "tokens_per_second": speeds,
+                "first_seconds": [timing.first for timing in timings],
+                "wall": [(timing.tokens - 1) / timing.wall for timing in timings],
+                "lowest": min(speeds),
+                "highest": max(speeds),
+                "median": statistics.median(speeds),
+                "share_of_full": share_of(speeds, full),
+            }
+        )
+    return rows
 
 
 def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
@@ -207,12 +212,16 @@ def main(
         first, *others = _contenders(part, Setting(network, part.entries, cpu_time), worker)
         chosen = [each for each in others if only is None or each.name in only.split(",")]
         several[part] = [first, *chosen]
-    parameters = {"entries": parts[0].entries, **asked}
-    total = sum(generations(part, those) for part, those in several.items())
-    with measuring(out, {"kvpress": about, **parameters}, device, total) as once:
-        found = {part.name: measured(part, those, once) for part, those in several.items()}
-        write(SCHEMA, device, {"kvpress": about, "parameters": parameters, "parts": found}, out)
+
+    run_benchmark(
+        "decode",
+        device,
+        {"entries": parts[0].entries, **asked},
+        {"kvpress": about},
+        out,
+        lambda measure: {part.name: measured(part, of, measure) for part, of in several.items()},
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    terminal.run(main)

@@ -14,7 +14,6 @@ device: its times mean nothing.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -28,11 +27,12 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from kvlab.fast import compress
-from kvlab.fast.lab.benchmarks.results import Once, Out, gpu_or_small, measuring, write
+from kvlab.fast.lab import terminal
+from kvlab.fast.lab.benchmarks.results import Measure, Out, gpu_or_small, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import held_by, random_llama, tiny_llama
+from kvlab.fast.lab.loop import Step
 from kvlab.reference.methods import takes_budget
 
-SCHEMA = 2
 STOCK = "stock"
 EACH_TOKEN = (
     *("streaming_llm", "random", "h2o", "tova"),
@@ -221,29 +221,26 @@ def main(
     if small:
         single = [(STOCK, 64, True), ("full", 64, False), ("h2o", 64, device == "cuda")]
     methods = ["h2o"] if small else [*EACH_TOKEN, *OTHERS]
-    asked = {"lengths": prompts, "cap": cap, "most": most, "small": small}
-    with measuring(out, asked, device, len(single) + 1 + len(methods)) as once:
-        alone = [_one(once, model, method, n, 1, graphed) for method, n, graphed in single]
-        bytes_of = {x["method"]: x["cache_bytes"] for x in alone if x["prompt"] == prompts[0]}
-        together = []
+
+    def parts(run: Measure) -> dict[str, list[dict[str, Any]]]:
+        alone = run([_step(model, method, n, 1, graphed) for method, n, graphed in single])
+        one_text, together = list(alone.values()), []
+        bytes_of = {x["method"]: x["cache_bytes"] for x in one_text if x["prompt"] == prompts[0]}
         for method in (STOCK, *methods):
             batch = texts_in(cap, bytes_of[method], most)
             graphed = device == "cuda" and method in (STOCK, *EACH_TOKEN)
-            together.append(_one(once, model, method, prompts[0], batch, graphed))
-        found = {"cap_bytes": cap, "one_text": alone, "equal_memory": together}
-        write(SCHEMA, device, found, out)
+            together.append(_step(model, method, prompts[0], batch, graphed))
+        return {"one_text": one_text, "equal_memory": list(run(together).values())}
+
+    asked = {"lengths": prompts, "cap": cap, "most": most, "small": small}
+    run_benchmark("end_to_end", device, asked, {"cap_bytes": cap}, out, parts)
 
 
-def _one(
-    once: Once, model: Any, method: str, length: int, batch: int, graphed: bool
-) -> dict[str, Any]:
+def _step(model: Any, method: str, length: int, batch: int, graphed: bool) -> Step:
     graph = ", graphed" if graphed else ""
     name = f"{method}, {batch} texts of {length:,} tokens{graph}"
-    found = once(name, partial(measure, model, method, length, batch, graphed))
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return found
+    return Step(name, partial(measure, model, method, length, batch, graphed))
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    terminal.run(main)

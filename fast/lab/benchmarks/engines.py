@@ -7,16 +7,15 @@ Methods and OpenVINO's eviction keep a quarter of the prompt's entries. Bytes ar
 values in the end, as each library says itself.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import typer
 
+from kvlab.fast.lab import terminal
 from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, engine, kvlab, stock
-from kvlab.fast.lab.benchmarks.decode import SCHEMA, generations, measured, real
-from kvlab.fast.lab.benchmarks.results import Out, measuring, write
+from kvlab.fast.lab.benchmarks.decode import Part, measured, real
+from kvlab.fast.lab.benchmarks.results import Out, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import fetched
 from kvlab.fast.lab.engines.agreement import SETTINGS
 from kvlab.fast.models import model_location
@@ -44,24 +43,23 @@ def _contenders(setting: Setting, entries: int, methods: tuple[str, ...]) -> Ite
 def main(out: Out = None, lengths: str = "1024,4096,8000", repeats: int = 3) -> None:
     """Let all write 64 tokens after prompts of these lengths, in so many rounds."""
     torch.set_num_threads(1)
-    model, parts = fetched(str(model_location("smollm2"))), {}
+    model = fetched(str(model_location("smollm2")))
+    several: dict[int, tuple[Part, list[Contender]]] = {}
     for length in map(int, lengths.split(",")):
         part = replace(real(length, 64, repeats), name=f"{length:,} tokens", at_end=True)
         setting = Setting(model, part.entries, cpu_time=True)
-        several = list(_contenders(setting, part.entries, MORE if length < 2048 else METHODS))
-        parts[length] = part, several
-    asked = {
-        "model": "smollm2",
-        "lengths": lengths,
-        "tokens": 64,
-        "repeats": repeats,
-        "cpu_time": True,
-    }
-    total = sum(generations(part, of) for part, of in parts.values())
-    with measuring(out, asked, "cpu", total) as once:
-        found = {length: measured(part, of, once) for length, (part, of) in parts.items()}
-        write(SCHEMA, "cpu", {"parameters": asked, "lengths": found}, out)
+        methods = MORE if length < 2048 else METHODS
+        several[length] = part, list(_contenders(setting, part.entries, methods))
+    asked = {"model": "smollm2", "lengths": lengths, "tokens": 64, "repeats": repeats}
+    run_benchmark(
+        "engines",
+        "cpu",
+        asked | {"cpu_time": True},
+        {},
+        out,
+        lambda measure: {str(n): measured(*each, measure) for n, each in several.items()},
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    terminal.run(main)

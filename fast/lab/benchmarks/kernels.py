@@ -12,7 +12,6 @@ mean nothing.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,9 +33,10 @@ from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
-from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, measuring, write
+from kvlab.fast.lab import terminal
+from kvlab.fast.lab.benchmarks.results import Measure, Out, gpu_or_small, run_benchmark
+from kvlab.fast.lab.loop import Step
 
-SCHEMA = 3
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
 """Llama-3-8B."""
 QUANTISED_TOGETHER = 64
@@ -219,6 +219,7 @@ def timed(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Time cases as they come; say whether memory was enough for all of them."""
     results = []
+    torch.cuda.empty_cache()  # the memory of the cases before
     try:
         for case in found:
             took = _seconds(case.run, device, repeats)
@@ -284,26 +285,33 @@ def main(
     if small:
         sizes, repeats = [Size(1, 64, device, dtype, kv_heads=1)], 1
     shape = {"kv_heads": sizes[0].kv_heads, "group": GROUP, "head_dim": HEAD_DIM}
-    results, left_out = [], []
-    asked = {"batch": batches, "entries": lengths, "repeats": repeats, "small": small}
-    with measuring(out, asked, device, 1 + len(sizes) * len(CASES)) as once:
-        copied = 2**20 if small else 2**31
-        bandwidth = once("copy bandwidth", partial(_copy_bandwidth, device, repeats, copied))
-        found = {"shape": {**shape, "dtype": str(dtype)}, "copy_bytes_per_second": bandwidth}
+    about: dict[str, Any] = {"shape": {**shape, "dtype": str(dtype)}, "left_out": []}
+
+    def parts(run: Measure) -> dict[str, list[dict[str, Any]]]:
+        copy = Step("copy bandwidth", partial(_copy_bandwidth, device, repeats, copied))
+        bandwidth = about["copy_bytes_per_second"] = run([copy])[copy.id]
+        results: list[dict[str, Any]] = []
         for size in sizes:
-            for cases in CASES:
-                name = f"{cases.__name__.strip('_')}, batch {size.batch}, {size.entries} entries"
-                work = partial(timed, cases(size), device, repeats, bandwidth)
-                more, fitted = once(name, work)
+            steps = [
+                Step(
+                    f"{cases.__name__.strip('_')}, batch {size.batch}, {size.entries} entries",
+                    lambda cases=cases, size=size: timed(cases(size), device, repeats, bandwidth),
+                )
+                for cases in CASES
+            ]
+            for more, fitted in run(steps).values():
                 results += more
                 if not fitted:
                     last = more[-1]["kernel"] if more else None
-                    about = {"batch": size.batch, "entries": size.entries}
-                    left_out.append({**about, "all_after": last})
-                torch.cuda.empty_cache()  # the memory of these cases is free for the next
+                    place = {"batch": size.batch, "entries": size.entries}
+                    about["left_out"].append({**place, "all_after": last})
         add_gains(results)
-        write(SCHEMA, device, found | {"left_out": left_out, "results": results}, out)
+        return {"kernels": results}
+
+    copied = 2**20 if small else 2**31
+    asked = {"batch": batches, "entries": lengths, "repeats": repeats, "small": small}
+    run_benchmark("kernels", device, asked, about, out, parts)
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    terminal.run(main)

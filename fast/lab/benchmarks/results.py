@@ -1,43 +1,66 @@
-"""Results of benchmarks as JSON; those of one that was stopped are kept, and it goes on there."""
+"""Runs benchmarks: what is measured is kept, and all write one form of JSON.
+
+A result names the benchmark, its command, machine and versions, its ``parameters``, what it found
+``about`` all rows, and the rows of each of its ``parts``.
+"""
 
 import json
 import os
 import platform
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.steps import Steps, versions
-from kvlab.fast.lab.terminal import print_aside, print_line, refuse
+from kvlab.fast.lab.loop import kept, run_all, tell_of_older
+from kvlab.fast.lab.provenance import versions
+from kvlab.fast.lab.terminal import print_line, reporting
 
+SCHEMA = 4
 Result = Mapping[str, Any]
-Once = Callable[[str, Callable[[], Any]], Any]
+Parts = Mapping[str, Sequence[Any]]
+Measure = Callable[..., dict[str, Any]]
+"""Takes steps, and returns what they measured by their ids; ``kind`` is as in `run_all`."""
 Out = Annotated[Path | None, typer.Option(help="JSON file to write; default: stdout.")]
 
 
-def write(schema: int, device: str, found: Result, path: Path | None) -> None:
-    """Write what was found with the command, the machine and the versions of the packages."""
+def run_benchmark(
+    name: str,
+    device: str,
+    parameters: Mapping[str, Any],
+    about: Mapping[str, Any],
+    out: Path | None,
+    measured: Callable[[Measure], Parts],
+) -> None:
+    """Write what is ``measured`` of each part, with the command, the machine and the versions.
+
+    Measurements are kept until they are written, so that the same command goes on where it was
+    stopped. ``measured`` may add to what is known ``about`` all rows.
+    """
+    if out is not None:
+        tell_of_older(out.parent.glob(f"{out.name}.part"))
     module = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     result = {
-        "schema": schema,
+        "schema": SCHEMA,
+        "benchmark": name,
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "machine": machine(device),
         "versions": versions(),
-        **found,
+        "parameters": dict(parameters),
     }
-    text = json.dumps(result, indent=1)
-    if path is None:
+    asked = {"asked": [parameters, about], "machine": result["machine"]}
+    with reporting() as report, kept(name, **asked) as store:
+        parts = measured(partial(run_all, store=store, report=report))
+        text = json.dumps({**result, "about": about, "parts": parts}, indent=1)
+        if out is not None:
+            write_text(out, f"{text}\n")
+    if out is None:
         print_line(text)
-    else:
-        write_text(path, f"{text}\n")
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -64,40 +87,3 @@ def gpu_or_small(benchmark: str, small: bool) -> str:
     if small:
         return "cpu"
     raise SystemExit(f"{benchmark}: this benchmark needs a GPU; --small shows that it runs")
-
-
-@contextmanager
-def measuring(
-    out: Path | None, asked: Mapping[str, Any], device: str, total: int
-) -> Iterator[Once]:
-    """Keep measurements beside a result until it is written, which is when the context ends.
-
-    What another command, machine or version measured there is refused. ``asked`` is what the
-    benchmark was asked for, ``total`` the number of measurements; without ``out`` nothing is kept.
-    """
-    path = None if out is None else out.with_name(f"{out.name}.part")
-    steps, numbers = Steps(path), count(1)
-    about = {"asked": dict(asked), "machine": machine(device), "versions": versions()}
-    known = steps.do("about", lambda: about)
-    if other := [name for name in about if known[name] != about[name]]:
-        refuse(
-            f"{path} holds what was measured with {other[0]} = {known[other[0]]}, and this is "
-            f"{about[other[0]]}: remove the file, or give another --out"
-        )
-
-    def once(name: str, measure: Callable[[], Any]) -> Any:
-        number, began = next(numbers), time.perf_counter()
-        if name not in steps.found:
-            steps.keep(name, measure())
-            print_aside(f"{number} of {total}: {name}, {time.perf_counter() - began:.1f} s")
-        return steps.found[name]
-
-    try:
-        yield once
-    except KeyboardInterrupt:
-        held = len(steps.found) - 1
-        kept = f"{path} holds {held}: the same command goes on" if path else "none kept"
-        print_aside(f"stopped after {held} of {total} measurements; {kept}")
-        raise
-    if path is not None:
-        path.unlink()

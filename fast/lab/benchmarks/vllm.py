@@ -10,7 +10,6 @@ after the same tokens.
 """
 
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,17 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import typer
 from transformers import AutoConfig
 
-from kvlab.fast.lab import engines
-from kvlab.fast.lab.benchmarks.results import Once, Out, measuring, write
+from kvlab.fast.lab import engines, terminal
+from kvlab.fast.lab.benchmarks.results import Measure, Out, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import VOCABULARY, Run, drawn, fetched
+from kvlab.fast.lab.loop import Step
 from kvlab.fast.models import model_location
 from kvlab.reference.tasks import english
 from kvlab.reference.transformer import load_tokenizer
 
-SCHEMA = 2
 BLOCK = 32
 SHARES = (1.0, 0.5, 0.25)
 METHODS = ("streaming_llm@protected=first4", "random:h2o", "tova", "h2o", "caote:h2o")
@@ -97,18 +95,24 @@ class Served:
         return float(torch.stack(right).mean())
 
 
-def measured(served: Served, rounds: int, once: Once) -> list[dict[str, Any]]:
+def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, Any]]:
     """Return what was measured of every row, in so many rounds."""
-    found: dict[tuple[float, str], list[dict[str, Any]]] = {row: [] for row in rows()}
-    for number, (share, method) in ((n, row) for n in range(rounds) for row in found):
-        name = f"{method} at {share} of the memory, {served.run.prompt} tokens, round {number + 1}"
-        work = partial(served.written, share, method)
-        found[share, method].append(once(name, work))
-    accepted = {}
-    for share, method in found:
-        if method in METHODS and method not in accepted:
-            work = partial(served.accepted, found[share, method][0]["tokens"])
-            accepted[method] = once(f"{method}, {served.run.prompt} tokens, accepted", work)
+    length = f"{served.run.prompt} tokens"
+
+    def name_of(row: tuple[float, str], number: int) -> str:
+        return f"{row[1]} at {row[0]} of the memory, {length}, round {number + 1}"
+
+    turns = [(row, number) for number in range(rounds) for row in rows()]
+    written = measure([Step(name_of(*each), partial(served.written, *each[0])) for each in turns])
+    found = {row: [written[name_of(row, number)] for number in range(rounds)] for row in rows()}
+    accepted = measure(
+        Step(
+            f"{method}, {length}, accepted",
+            partial(served.accepted, found[SHARES[0], method][0]["tokens"]),
+        )
+        for method in METHODS
+    )
+    of_method = dict(zip(METHODS, accepted.values(), strict=True))
     tokens = served.run.batch * served.run.tokens
     full = {share: seconds_of(found[share, WITHOUT])[0] for share in SHARES}
     return [
@@ -116,7 +120,7 @@ def measured(served: Served, rounds: int, once: Once) -> list[dict[str, Any]]:
             "share": share,
             "method": method,
             **speeds(tokens, *seconds_of(each), full[share]),
-            "accepted": accepted.get(method),
+            "accepted": of_method.get(method),
             **{name: each[0][name] for name in KEPT},
         }
         for (share, method), each in found.items()
@@ -158,11 +162,15 @@ def main(
     served = [Served(location, Run(int(each), written, requests)) for each in prompts.split(",")]
     asked = {"model": model, "requests": requests, "prompts": prompts, "written": written}
     asked |= {"rounds": rounds}
-    total = len(served) * (rounds * len(list(rows())) + len(METHODS))
-    with measuring(out, asked, "cpu", total) as once:
-        pools = {each.run.prompt: measured(each, rounds, once) for each in served}
-        write(SCHEMA, "cpu", {"parameters": asked, "block": BLOCK, "pools": pools}, out)
+    run_benchmark(
+        "vllm",
+        "cpu",
+        asked,
+        {"block": BLOCK},
+        out,
+        lambda measure: {str(x.run.prompt): measured(x, rounds, measure) for x in served},
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    terminal.run(main)

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
-from kvlab.fast.lab.benchmarks.results import measuring
+from kvlab.fast.lab.benchmarks.results import SCHEMA, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
+from kvlab.fast.lab.loop import Step
 from kvlab.fast.lab.reports import Text
-from kvlab.fast.lab.steps import Steps
 from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.terminal import StoppableCommand
 from kvlab.reference.models import reasoner_directory
 from study.benchmarks import decoding, result_blocks
 from support.tolerances import FLOAT32_SCORES
@@ -33,7 +34,7 @@ def measured(tmp_path):
 
     def run(benchmark, *arguments):
         app, out = typer.Typer(), tmp_path / "result.json"
-        app.command()(benchmark.main)
+        app.command(cls=StoppableCommand)(benchmark.main)
         done = CliRunner().invoke(app, [*map(str, arguments), "--out", str(out)])
         assert done.exit_code == 0, done.output
         return json.loads(out.read_text())
@@ -51,10 +52,10 @@ def by_name(outcomes):
 def test_decoding_speed_is_written_with_machine_and_versions(measured):
     rounds = ("--repeats", 1, "--whole-repeats", 1, "--tokens", 8, "--stretch", 2)
     found = measured(decode, *rounds)
-    assert found["schema"] == decode.SCHEMA
+    assert (found["schema"], found["benchmark"]) == (SCHEMA, "decode")
     assert found["machine"]["cores"] >= 1
     assert found["versions"]["torch"]
-    assert found["kvpress"] == {"measured": False, "reason": "no environment given"}
+    assert found["about"]["kvpress"] == {"measured": False, "reason": "no environment given"}
     constant, whole = (by_name(found["parts"][name]) for name in ("constant", "whole"))
     assert constant["transformers full cache"]["share_of_full"] == 1
     assert {constant[f"kvlab {name}"]["peak"]["entries"] for name in decode.PER_STEP} == {256}
@@ -105,7 +106,7 @@ def test_engines_are_measured_beside_methods(measured, monkeypatch):
     short = lambda prompt, tokens, repeats: decode.real(prompt, tokens // 16, repeats)  # noqa: E731
     monkeypatch.setattr(engines, "real", short)
     found = measured(engines, "--lengths", "512", "--repeats", 1)
-    found = by_name(found["lengths"]["512"])
+    found = by_name(found["parts"]["512"])
     q8_0, tova = found["llama.cpp q8_0"], found["kvlab tova"]
     assert (q8_0["first_seconds"], q8_0["median"], q8_0["wall"]) == ([1], 1.5, [0.75])
     assert (q8_0["peak"]["bytes"], tova["peak"]["entries"]) == (512, 128)
@@ -147,11 +148,11 @@ def test_a_gpu_is_asked_for(benchmark):
 
 def test_a_tiny_model_runs_everywhere_and_is_shown(measured):
     found = measured(end_to_end, "--small")
-    stock, full, h2o = found["one_text"]
+    stock, full, h2o = found["parts"]["one_text"]
     assert [each["method"] for each in (stock, full, h2o)] == ["stock", "full", "h2o"]
     bytes_of_one = 2 * 4 * 8 * 32 * 4  # keys and values, layers, heads, channels, float32
     assert full["cache_bytes"] >= bytes_of_one * full["entries"] > h2o["cache_bytes"]
-    assert [each["batch"] for each in found["equal_memory"]] == [2, 2]
+    assert [each["batch"] for each in found["parts"]["equal_memory"]] == [2, 2]
     shown = result_blocks("result.json", found)
     cells = {cell for block in shown for row in getattr(block, "rows", ()) for cell in row}
     assert {"stock", "full", "h2o"} <= cells
@@ -184,11 +185,12 @@ def interpreted(monkeypatch):
 
 def test_small_sizes_run_everywhere(interpreted, measured):
     found = measured(kernels, "--small")
-    names = {each["kernel"] for each in found["results"]}
+    rows = found["parts"]["kernels"]
+    names = {each["kernel"] for each in rows}
     assert len(names) == 29
-    assert {each["rival"] for each in found["results"]} <= names | {""}
-    assert found["left_out"] == []
-    assert all(each["seconds"] > 0 for each in found["results"])
+    assert {each["rival"] for each in rows} <= names | {""}
+    assert found["about"]["left_out"] == []
+    assert all(each["seconds"] > 0 for each in rows)
     assert found["versions"]["triton"]
 
 
@@ -232,7 +234,7 @@ def test_what_memory_is_not_enough_for_is_left_out():
 # --- a benchmark that is stopped -----------------------------------------------------------------
 
 
-def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_path):
+def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_path, unfinished):
     """Two contenders write once to warm up and in two rounds; what was measured is kept."""
     asked = ("--model", reasoner_directory(), "--prompt", 40, "--tokens", 3, "--whole-repeats", 2)
     asked, written = (*asked, "--only", "kvlab full"), []
@@ -249,24 +251,33 @@ def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_pat
         return replace(contender, measured=generate)
 
     monkeypatch.setattr(decode, "stock", stopping)
-    part = tmp_path / "result.json.part"
-    with pytest.raises(AssertionError, match=r"stopped after \d of 6 measurements"):
+    older = tmp_path / "result.json.part"
+    older.write_bytes(b"a pickle")
+    with pytest.raises(AssertionError, match="2 steps kept in") as stop:
         measured(decode, *asked)
-    assert len(Steps(part).found) == 1 + 2
-    with part.open("ab") as file:
-        file.write(b"cut o")
+    assert f"{older} was left by an older kvlab" in str(stop.value)
+    assert len([*unfinished.iterdir()]) == 1
     found = measured(decode, *asked)
     assert len(written) == 1 + 1 + 2
     assert all(len(each["tokens_per_second"]) == 2 for each in found["parts"]["real"])
-    assert not part.exists()
+    assert [*unfinished.iterdir()] == [] and older.exists()
 
 
-def test_what_another_command_measured_is_refused(tmp_path, capsys):
-    result, part = tmp_path / "result.json", tmp_path / "result.json.part"
-    with measuring(result, {"tokens": 3}, "cpu", 2) as once:
-        assert once("one", lambda: 1.5) == 1.5
-        with pytest.raises(SystemExit), measuring(result, {"tokens": 4}, "cpu", 2):
-            pass
-        assert Steps(part).found["one"] == 1.5
-    assert "asked = {'tokens': 3}, and this is {'tokens': 4}" in capsys.readouterr().err
-    assert not part.exists()
+def test_what_another_command_measured_is_not_taken(tmp_path):
+    done = []
+
+    def run(tokens, stops):
+        def parts(measure):
+            found = measure([Step("one", lambda: done.append(tokens) or tokens)])
+            if stops:
+                raise KeyboardInterrupt
+            return {"part": list(found.values())}
+
+        run_benchmark("any", "cpu", {"tokens": tokens}, {}, tmp_path / "result.json", parts)
+        return json.loads((tmp_path / "result.json").read_text())["parts"]
+
+    for tokens in (3, 4):
+        with pytest.raises(KeyboardInterrupt):
+            run(tokens, stops=True)
+    assert [run(tokens, stops=False) for tokens in (3, 4)] == [{"part": [3]}, {"part": [4]}]
+    assert done == [3, 4]
