@@ -32,7 +32,7 @@ class Store:
     def __init__(self, path: Path | None = None, durable: bool = True) -> None:
         """Open a file, or make it; OSError if it is no such file.
 
-        Only a ``durable`` file is safe when the power fails; that takes milliseconds for each row.
+        Only a ``durable`` file stays whole when the power fails; that takes milliseconds per row.
         """
         self.path = path
         self.owner = f"{platform.node()} {os.getpid()} {_begin_of(os.getpid())} {uuid4().hex}"

@@ -197,7 +197,7 @@ def stopped_by(stop: KeyboardInterrupt) -> NoReturn:
 
 
 class StoppableCommand(Stoppable, TyperCommand):
-    pass
+    """A single command."""
 
 
 def run(main: Callable[..., Any]) -> NoReturn:

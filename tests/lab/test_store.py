@@ -10,11 +10,11 @@ from enum import Enum
 import numpy as np
 import pytest
 from jaxtyping import Float
-from sweeping import wait_until
 
 from kvlab.fast.lab.loop import Step, run_all
 from kvlab.fast.lab.points import After
 from kvlab.fast.lab.store import Store, read_as, written
+from support.sweeping import wait_until
 
 
 class Colour(Enum):
