@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-UNFINISHED = ".unfinished"
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a file in UTF-8, completely or not at all; an OSError names the file."""
@@ -32,7 +30,7 @@ def folder_of(path: Path) -> Iterator[None]:
 @contextmanager
 def write_completely(path: Path) -> Iterator[BinaryIO]:
     """Write a file completely or not at all, even after a power cut; an OSError names the file."""
-    unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
+    unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}.unfinished")
     with named(path), folder_of(path):
         try:
             with unfinished.open("wb") as file:
@@ -42,12 +40,6 @@ def write_completely(path: Path) -> Iterator[BinaryIO]:
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-
-
-def clear_unfinished(directory: Path) -> None:
-    """Remove what killed processes left in a directory."""
-    for path in directory.glob(f"*{UNFINISHED}"):
-        path.unlink()
 
 
 @contextmanager

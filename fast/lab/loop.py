@@ -1,8 +1,9 @@
 """The loop of every long work: items become rows, and what is done is kept.
 
-An item has an id and a label. An engine does items, in any order: one after the other, in several
-processes or on a cluster. The rows are kept in a `Store`, so that a work may be stopped at any
-moment and goes on later, and several processes may share it.
+An item has an ``id``, which names it in every process, and a ``label`` for people. An engine does
+items, in any order: one after the other, in several processes or on a cluster. The rows are kept in
+a `Store`, so that a work may be stopped at any moment and goes on later, and several processes may
+share it.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kvlab.fast.lab.provenance import program, states
 from kvlab.fast.lab.store import Store, read_as, written
@@ -26,23 +27,9 @@ PAUSE = 0.2
 """Seconds between two looks at what other processes do."""
 
 
-class Item(Protocol):
-    """A piece of work, which becomes one row."""
-
-    @property
-    def id(self) -> str:
-        """What names it among the items of a work, in every process."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """What a progress bar shows."""
-        ...
-
-
 @dataclass(frozen=True)
 class Step:
-    """An item that is done by a function."""
+    """An item that a function does."""
 
     id: str
     work: Callable[[], Any]

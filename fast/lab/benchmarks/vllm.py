@@ -112,7 +112,7 @@ def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, An
         )
         for method in METHODS
     )
-    of_method = dict(zip(METHODS, accepted.values(), strict=True))
+    of_method: dict[str, float] = dict(zip(METHODS, accepted.values(), strict=True))
     tokens = served.run.batch * served.run.tokens
     full = {share: seconds_of(found[share, WITHOUT])[0] for share in SHARES}
     return [

@@ -5,18 +5,17 @@ A job is a piece of work that can be done anywhere, in any order, any number of 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, built
-from kvlab.fast.lab.sweep.design import AS_IT_COMES, Part, Sweep, budgeted, make_sweep
+from kvlab.fast.lab.sweep.design import AS_IT_COMES, Part, Sweep, budgeted
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.selection import budget_entries
@@ -252,26 +251,3 @@ def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
         tokenizer = load_tokenizer_of(location)
     seeds, count = part.seeds, part.problems
     return [each for seed in seeds for each in task.questions(tokenizer, encode, count, seed)]
-
-
-def from_older(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plan as `Plan` has it, from what older sweeps wrote: tables by model and task."""
-    sweep = make_sweep(plan["sweep"])
-    names = ("kvlab", "outside", "device", "versions", "libraries")
-    subjects = [
-        {
-            "model": model,
-            "part": asdict(part),
-            "fingerprint": mark,
-            "dtype": plan.get("dtypes", {}).get(model, ""),
-            "length": plan["lengths"][model][part.task],
-            "budgets": plan["entries"][model][part.task],
-            "block_size": plan.get("blocks", {}).get(model, {}).get(part.task),
-            "text": plan.get("texts", {}).get(part.task, ""),
-        }
-        for model, mark in plan["fingerprints"].items()
-        for part in sweep.parts
-        if model in part.models
-    ]
-    known = {name: plan[name] for name in names if name in plan}
-    return {"sweep": plan["sweep"], "subjects": subjects, **known}

@@ -32,7 +32,7 @@ from kvlab.fast.lab.sweep.jobs import (
     in_this_process,
     is_found,
 )
-from kvlab.fast.lab.sweep.plan import Job, Plan, from_older
+from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least, check_choice
@@ -164,13 +164,14 @@ def read_stored(directory: Path) -> Stored:
     discover()  # so that what is wrong with methods from outside is not the plan's damage
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        made = content["plan"]
-        made = made if "subjects" in made else from_older(made)
-        plan, run = read_as(Plan, json.dumps(made)), content["run"]
+        plan, run = read_as(Plan, json.dumps(content["plan"])), content["run"]
     except UnknownMethodError as error:
         raise ValueError(f"directory = {directory}: {error}{where_from(directory)}") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged: {error}; run the sweep again") from None
+        raise ValueError(
+            f"{path} is damaged, or was written by an older kvlab ({error}); run the sweep again: "
+            "what is done is not done twice"
+        ) from None
     asked = {job.id for job in plan.jobs()}
     rows = [row for row in read_rows(directory) if row.job in asked]
     return Stored(plan, rows, directory, run)
