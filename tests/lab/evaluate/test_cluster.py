@@ -108,19 +108,6 @@ def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, held,
     assert len(results(out)) == 2
 
 
-def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, held, tmp_path):
-    (path, expected), (gate, lines) = undisturbed, held
-    out = tmp_path / "out"
-    command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--workers", "2")
-    with kvlab(*command, before=lines, RAY_ADDRESS="") as process:
-        gate.wait_until_held(process, workers=2)
-        process.kill()
-        process.communicate(timeout=900)
-    assert len(read_stored(out).missing()) > 0
-    finished(*command, RAY_ADDRESS="")
-    assert results(out) == expected
-
-
 def processes_of_ray(ancestor: int) -> set[Path]:
     """Return the processes below one, which are Ray's; they stay in the set when it has ended."""
     found, parents = {ancestor}, {}
@@ -134,16 +121,23 @@ def processes_of_ray(ancestor: int) -> set[Path]:
 
 
 @pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGINT])
-def test_a_driver_that_ends_leaves_no_process_behind(undisturbed, held, tmp_path, signalled):
-    (path, _), (gate, lines) = undisturbed, held
-    command = ("sweep", str(path), "--out", str(tmp_path / "out"), "--engine", "ray")
-    with kvlab(*command, "--workers", "2", before=lines, RAY_ADDRESS="") as process:
+def test_a_driver_that_ends_leaves_no_process_behind_and_its_sweep_goes_on(
+    undisturbed, held, tmp_path, signalled
+):
+    """Without an address, on a cluster of its own."""
+    (path, expected), (gate, lines), out = undisturbed, held, tmp_path / "out"
+    command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--workers", "2")
+    with kvlab(*command, before=lines, RAY_ADDRESS="") as process:
         gate.wait_until_held(process, workers=2)
         left = processes_of_ray(process.pid)
         assert len([x for x in left if (x / "cmdline").read_bytes().startswith(TITLE)]) == 2
         process.send_signal(signalled)
         process.communicate(timeout=900)
     wait_until(lambda: not any(map(running, left)), seconds=30)  # Ray's agents alone stay longer
+    assert len(read_stored(out).missing()) > 0
+    if signalled == signal.SIGKILL:
+        finished(*command, RAY_ADDRESS="")
+        assert results(out) == expected
 
 
 def running(directory: Path) -> bool:
@@ -157,7 +151,8 @@ def refused_in_one_line(*command: str, **environment: str) -> str:
     with kvlab(*command, **environment) as process:
         _, said = process.communicate(timeout=900)
     assert process.returncode == 2, said
-    (line,) = [line for line in said.splitlines() if "starting" not in line and line.strip()]
+    (line,) = [line for line in said.splitlines() if line.startswith("kvlab: ")]
+    assert said.endswith(f"{line}\n") and "Traceback" not in said
     return line
 
 
