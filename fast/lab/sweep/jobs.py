@@ -433,23 +433,23 @@ def _count_off(started: Any) -> None:
 def in_processes(jobs: Iterable[Job], workers: int) -> Iterator[Done]:
     """Do jobs in processes of one thread, each with a model and device of its own; see `Engine`.
 
-    If one is killed, the jobs that all of them were doing have failed, and no more is begun.
+    If one is killed, what all of them were doing has failed, and no more is begun.
     """
     context, jobs = get_context("spawn"), iter(jobs)
     options: Any = {"initializer": _count_off, "initargs": (context.Value("i"),)}
     with threads_of_processes(1), process_pool(workers, mp_context=context, **options) as submit:
         running: dict[Future, Job] = {}
         while True:
-            for job in islice(jobs, workers - len(running)):
-                running[submit(attempt, job)] = job
+            try:
+                for job in islice(jobs, workers - len(running)):
+                    running[submit(attempt, job)] = job
+            except BrokenProcessPool:
+                jobs = iter(())
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 try:
-                    result = future.result()
+                    found = future.result()
                 except BrokenProcessPool:
-                    result, jobs = (
-                        Failure("a process was killed, perhaps because memory was full"),
-                        iter(()),
-                    )
-                yield running.pop(future), result
+                    found = Failure("a process was killed, perhaps because memory was full")
+                yield running.pop(future), found

@@ -6,6 +6,9 @@ import shutil
 import signal
 import sys
 import tomllib
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -281,6 +284,38 @@ def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     assert {p.method for p in points if p.failed and "broken" in (p.refusal or "")} == {"nacl"}
     assert run_sweep(plan, tmp_path, again).done == 4
     assert results(tmp_path) == results(directory)
+
+
+def test_a_process_that_is_killed_fails_its_job_and_others_do_the_rest(
+    small, tmp_path, monkeypatch
+):
+    """A stand-in for processes, of which the second is killed while it does RaaS."""
+    pools = []
+
+    @contextmanager
+    def pool(workers, **options):
+        pools.append([])
+
+        def submit(attempt, job):
+            if len(pools) == 1 and "raas" in pools[0]:
+                raise BrokenProcessPool
+            pools[-1].append(job.method)
+            future = Future()
+            if job.method == "raas" and len(pools) == 1:
+                future.set_exception(BrokenProcessPool())
+            else:
+                future.set_result(FOUND[job.id])
+            return future
+
+        yield submit
+
+    monkeypatch.setattr(doing, "process_pool", pool)
+    ran = run_sweep(small[0], tmp_path, choose_engine("local", workers=2))
+    assert [(job.method, failure.reason[:20]) for job, failure in ran.failures] == [
+        ("raas", "a process was killed")
+    ]
+    assert (ran.done, len(pools)) == (15, 2)
+    assert len(results(tmp_path)) == 15
 
 
 def test_what_goes_wrong_in_a_job_is_reported(common, tmp_path, monkeypatch):
