@@ -82,33 +82,32 @@ def run_all(
         for item, text in [(waiting[x], text) for x, text in store.rows().items() if x in waiting]:
             take(item, read_as(kind, text))
         while waiting:
-            mine = _claimed(waiting, store, lambda item, text: take(item, read_as(kind, text)))
-            made: Any = engine(chain([first], mine)) if (first := next(mine, None)) else _nothing()
+            before, mine = len(waiting), _claimed(waiting, store, kind, take)
+            if (first := next(mine, None)) is None:
+                time.sleep(PAUSE)  # others do the rest
+                continue
+            made: Any = engine(chain([first], mine))
             with closing(made):
                 for item, row in made:
                     if lasting(row):
                         store.keep(item.id, written(row))
                     take(item, row)
+            if first.id in waiting and before == len(waiting):
+                raise RuntimeError(f"{first.label} was begun, and nothing was done")
     finally:
         store.release()
     return {item.id: found[item.id] for item in items}
 
 
 def _claimed(
-    waiting: dict[str, Any], store: Store, take: Callable[[Any, str], None]
+    waiting: dict[str, Any], store: Store, kind: Any, take: Callable[[Any, Any], None]
 ) -> Iterator[Any]:
     """Yield the items that this process may do; take the rows that others have made meanwhile."""
     for item in [*waiting.values()]:
         if (text := store.row(item.id)) is not None:
-            take(item, text)
+            take(item, read_as(kind, text))
         elif store.claim(item.id):
             yield item
-
-
-def _nothing() -> Iterator[Any]:
-    """Wait while others do the rest."""
-    time.sleep(PAUSE)
-    yield from ()
 
 
 @contextmanager

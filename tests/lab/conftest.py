@@ -38,6 +38,7 @@ def computed_once(monkeypatch):
     real, kept = compare.in_this_process, {}
 
     def engine(jobs, **how):
+        jobs = list(jobs)
         missing = [job for job in jobs if job.id not in kept]
         for job, found in real(missing, **how) if missing else ():
             kept[job.id] = found

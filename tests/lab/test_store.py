@@ -112,3 +112,8 @@ def test_what_another_process_makes_meanwhile_is_taken_and_not_done(tmp_path):
     told = []
     assert run_all(steps, store, tell=lambda *row: told.append(row)) == {"first": 1, "second": 2}
     assert told == [(steps[0], 1), (steps[1], 2)]
+
+
+def test_an_engine_that_does_nothing_ends_the_loop():
+    with pytest.raises(RuntimeError, match="first was begun, and nothing was done"):
+        run_all([Step("first", int)], engine=lambda steps: (step for step in steps if not step))
