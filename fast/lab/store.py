@@ -151,7 +151,7 @@ def _made(kind: Any, value: Any) -> Any:
     inside = get_args(kind)
     if isinstance(value, dict) and (is_dataclass(kind) or is_typeddict(kind)):
         hints = _hints(kind)
-        return origin(**{name: _made(hints[name], each) for name, each in value.items()})
+        return origin(**{name: _made(hints.get(name, Any), each) for name, each in value.items()})
     if isinstance(value, dict) and inside:
         return {name: _made(inside[-1], each) for name, each in value.items()}
     if isinstance(value, list) and inside:

@@ -66,25 +66,9 @@ def in_pairs(prompts: Prompts) -> Prompts:
 
 
 class Agreement(TypedDict, total=False):
-    """A row: what `compare` found under a setting, or why it was not run."""
+    """What is no plain number or text in a row: what `compare` found, or why it was not run."""
 
-    setting: str
-    specification: str
-    tokens: int
-    agreed: int
-    """Tokens before the first of a prompt that is worse than the best by more than a tie."""
-    gap: float
-    """The largest difference of such a token, with its prompt and step."""
-    prompt: int
-    step: int
-    mean: float | None
-    """Difference of log-probabilities, as ``largest`` and, from NumPy's, ``reference``."""
-    largest: float | None
     after_eviction: After | None
-    counted: float | None
-    """What the setting's counter says."""
-    reference: float
-    verdict: str
 
 
 @dataclass(frozen=True)
