@@ -37,7 +37,7 @@ def rows_of(entry: Mapping[str, Any]) -> list[str]:
 def main() -> None:
     """Write the rows of all entries."""
     text = HEADER
-    for size in (*plan.GROUPS, "options", "kernel_options", "caches"):
+    for size in plan.GROUPS:
         text += f"\n[{size}]\n"
         for entry in plan.TABLES[size]:
             text += f'{entry["operations"][0]} = """\n{wrapped(rows_of(entry))}"""\n'

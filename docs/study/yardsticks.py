@@ -21,7 +21,7 @@ from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.terminal import working
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
-from kvlab.reference.conformance.made import method_cases, sized_cases
+from kvlab.reference.conformance.planned import method_cases, sized_cases
 from kvlab.reference.conformance.targets import answer
 from kvlab.reference.conformance.vectors import Case, Expected
 from kvlab.reference.method import Example

@@ -2,11 +2,11 @@
 
 ``check("h2o.score", my_function)`` or ``kvlab conformance run my_kernel.py``: see
 docs/conformance.md. An operation is described in ``operations.toml`` and answered by a function of
-`blocks`, `stages` or `whole_cache`. Its cases are read (`vectors`) or drawn (`made`, of `draws` and
-``drawn.toml``), and compared in one place, `vectors.difference`. The published vectors are in the
-folders that `vectors.SPECIFICATIONS` names; ``kvlab conformance verify`` compares them with today's
-reference. A method without published vectors is tested on cases that are made on the spot, from its
-examples.
+`blocks`, `stages` or `whole_cache`. Its cases are read (`vectors`) or drawn (`planned`, of the
+tables of `plan`), and compared in one place, `vectors.difference`. The published vectors are in
+``vectors/``; ``kvlab conformance generate`` draws them anew, and ``kvlab conformance verify``
+compares them with today's reference. A method without published vectors is tested on cases that are
+made on the spot, from its examples.
 """
 
 from kvlab.reference.conformance.checker import cases, check, published

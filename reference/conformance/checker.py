@@ -13,7 +13,6 @@ from typing import Any
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import events
-from kvlab.reference.conformance.drawn_caches import any_case
 from kvlab.reference.conformance.implementation import (
     FailedError,
     Functions,
@@ -21,18 +20,12 @@ from kvlab.reference.conformance.implementation import (
     LostError,
     NotTestedError,
 )
-from kvlab.reference.conformance.made import (
-    drawn_case,
-    made_case,
-    method_cases,
-    sized_cases,
-    with_matrices,
-)
+from kvlab.reference.conformance.made import made_case
 from kvlab.reference.conformance.plan import SIZES, SMALL
-from kvlab.reference.conformance.publishing import published_methods
+from kvlab.reference.conformance.planned import PUBLISHED, any_case, method_cases, sized_cases
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
 from kvlab.reference.conformance.targets import STEPS, mistake_and_margin, operation_of
-from kvlab.reference.conformance.vectors import LATEST, Case, read
+from kvlab.reference.conformance.vectors import Case, read
 from kvlab.reference.conformance.whole_cache import first_calls
 from kvlab.reference.streams import Source
 
@@ -61,9 +54,9 @@ Progress = Callable[[int, int, str], None]
 
 
 @cache
-def published(spec: str = LATEST) -> tuple[Case, ...]:
-    """Return the cases that come with the package, of a version of the specification."""
-    return tuple(map(with_matrices, read(spec=spec)))
+def published() -> tuple[Case, ...]:
+    """Return the cases that come with the package."""
+    return tuple(read())
 
 
 @lru_cache(maxsize=64)
@@ -73,7 +66,7 @@ def made_on_the_spot(name: str) -> tuple[Case, ...]:
     return tuple(case for example in examples for case in method_cases(example, "small"))
 
 
-def cases(method: str | None = None, spec: str = LATEST) -> tuple[Case, ...]:
+def cases(method: str | None = None) -> tuple[Case, ...]:
     """Return the published cases, and cases made on the spot for methods that have none.
 
     If a target or method is given, nothing is made of other methods.
@@ -81,10 +74,9 @@ def cases(method: str | None = None, spec: str = LATEST) -> tuple[Case, ...]:
     unpublished = (
         name
         for name in methods.names()
-        if name not in published_methods()
-        and (method is None or name == re.split("[.:]", method)[0])
+        if name not in PUBLISHED and (method is None or name == re.split("[.:]", method)[0])
     )
-    return (*published(spec), *(case for name in unpublished for case in made_on_the_spot(name)))
+    return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
 
 
 def belongs(target: str, method: str | None) -> bool:
@@ -106,7 +98,6 @@ def check(
     exclude: Iterable[str] = (),
     minimise: bool = True,
     calls: int = 1,
-    spec: str = LATEST,
     sizes: Iterable[str] = ("small",),
     seed: int = 0,
     progress: Progress = lambda done, everything, target: None,
@@ -130,7 +121,6 @@ def check(
         exclude: groups to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
-        spec: version of the specification whose vectors are used.
         sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
         seed: seed of the numbers of drawn cases.
         progress: is told the number of cases done, of all cases, and the current target.
@@ -150,7 +140,7 @@ def check(
     everything: list[Case] = []
     for size in sizes:
         check_choice(("small", *SIZES), sizes=size)
-        everything += cases(method, spec) if size == "small" else sized_cases(size, seed, wanted)
+        everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
     chosen = _selected(everything, method, groups, exclude)
     workers = (under_test, *others)
     return _run_cases(workers, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
@@ -375,7 +365,7 @@ def _smallest(under_test: Implementation, case: Case, seconds: float) -> Outcome
             taken.append(min(given, len(values) - 1))
             return values[taken[-1]]
 
-        found = failing(drawn_case(case.target, choose, case))
+        found = failing(any_case(case.target, choose, case))
         return None if found is None else (taken, found)
 
     variants = [*SMALL.get(case.target, {}).get("variant", ())]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from kvlab.reference.conformance.made import sized_cases
 from kvlab.reference.conformance.operation import Field
+from kvlab.reference.conformance.planned import sized_cases
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.vectors import Case, Expected
 from kvlab.reference.files import read_data

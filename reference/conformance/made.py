@@ -1,6 +1,6 @@
-"""Makes cases on the spot, with the reference's answers: of drawn inputs, and of streams' steps."""
+"""Makes cases with the reference's answers: of drawn inputs, and of what a stream shows."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,34 +9,20 @@ from jaxtyping import Int
 
 from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.conformance import blocks, draws, plan
+from kvlab.reference.conformance import blocks, draws
 from kvlab.reference.conformance.expecting import logit_size, threshold
 from kvlab.reference.conformance.stages import REMEMBERED
-from kvlab.reference.conformance.targets import (
-    STEPS,
-    answer,
-    composition,
-    examples_of,
-    has_vectors,
-    operation_of,
-)
+from kvlab.reference.conformance.targets import answer, composition
 from kvlab.reference.conformance.vectors import Case
 from kvlab.reference.conformance.whole_cache import head_dim
 from kvlab.reference.granularity import WholePages
 from kvlab.reference.method import CommonOptions, Example
-from kvlab.reference.methods import base_name
 from kvlab.reference.notation import Array, Scores
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Full, Policy
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.step import Block, StepResult, apply, empty_cache, look
-from kvlab.reference.streams import Source, Stream, random_stream
-
-STREAMS = plan.TABLES["streams"]
-"""Streams by size and group, and what is chosen about drawn ones."""
-
-ATTEMPTS = 20
-"""Most streams that are drawn until one has clear decisions only, of the small ones."""
+from kvlab.reference.streams import Source, Stream
 
 CLEAR = 1e-4
 """Least relative distance between the lowest score that is kept and the highest evicted."""
@@ -44,23 +30,8 @@ CLEAR = 1e-4
 CLEAR_PER_LOGIT = 4e-6
 """The same, for every unit of the largest logit, whose error is relative to it."""
 
-TIED = ("ties", "repeated_entries")
+TIED = ("ties", "repeated_entries", "equal_scores", "at_threshold", "mri_zero")
 """Streams of equal scores."""
-
-OPTION = ("plain", "gqa")
-"""Streams of an example that is not the main interpretation of its method."""
-
-OPTION_STEPS = ("observe", "score", "select", "run")
-"""Steps of which the planned cases of options are drawn."""
-
-DECISIONS = 3
-"""Decisions that are shown of a row of options at sizes of kernels."""
-
-NO_SIZES = ("budget", "entries", "most", "only", "without")
-"""What `STREAMS` tells besides the sizes of a stream."""
-
-Choose = Callable[[Sequence[Any]], Any]
-"""Chooses one of several values; the first is the simplest."""
 
 
 def made_case(name: str, group: str, method: str | None, drawn: draws.Drawn) -> Case:
@@ -70,160 +41,12 @@ def made_case(name: str, group: str, method: str | None, drawn: draws.Drawn) -> 
     """
     inputs, parameters = drawn
     stored = {key: x.astype(np.float32) if x.dtype.kind == "f" else x for key, x in inputs.items()}
-    blank = Case(name, name.partition("/")[0], group, method, parameters, stored, {})
-    return replace(with_matrices(blank), expected=answer(blank))
-
-
-def with_matrices(case: Case) -> Case:
-    """Hand over the matrices of ``turboquant``, which the files hold for `encode` alone."""
-    if case.operation not in ("run", "whole_cache") or "precision" not in case.parameters:
-        return case
-    inputs, told = case.inputs, case.parameters
-    d = inputs["keys"].shape[-1] if "keys" in inputs else head_dim(told["model"])
-    return replace(case, inputs={**inputs, **blocks.matrices(told["precision"], d)})
-
-
-def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
-    """Draw the cases of a size, ``kernel`` or ``long``, of all targets that are wanted.
-
-    Other seeds draw other numbers of the same shapes.
-    """
-    yield from planned_cases(size, seed, wanted)
-    if size == "kernel":
-        yield from large_option_cases(seed, wanted)
-    for example in (each for name in methods.names() for each in methods.examples_of(name)):
-        steps = [step for step in STEPS if wanted(f"{composition(example.spec)}.{step}")]
-        if steps and not _is_option(example):
-            yield from method_cases(example, size, seed, steps)
-
-
-def planned_cases(
-    size: str, seed: int = 0, wanted: Callable[[str], bool] = lambda target: True
-) -> Iterator[Case]:
-    """Draw the planned cases of building blocks: every two values of two dimensions meet."""
-    for entry in plan.TABLES[size]:
-        first, group = entry["operations"][0], plan.GROUPS[size]
-        for number, sizes in enumerate(plan.rows(size, entry)):
-            for operation in filter(wanted, entry["operations"]):
-                attempts = (
-                    draws.BLOCKS[operation](
-                        Source(f"{size} {first} {number} {attempt}", seed), **sizes
-                    )
-                    for attempt in range(ATTEMPTS)
-                )
-                drawn = next(each for each in attempts if each is not None)
-                yield made_case(f"{operation}/{group}/{number}", group, None, drawn)
-
-
-def option_cases() -> Iterator[Case]:
-    """Draw the planned cases of options: every two values of two options of a method meet."""
-    for number, example, stream in plan.option_rows("options"):
-        found = list[Case]()
-        for attempt in range(ATTEMPTS):
-            source = Source(f"options {stream} {attempt}")
-            drawn = draw_stream(source, **STREAMS["options"][stream])
-            found = cases_of_stream(example, drawn, plan.OPTIONS, OPTION_STEPS, number, most=1)
-            if any(case.operation == "run" for case in found):
-                break
-        yield from found
-
-
-def large_option_cases(seed: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
-    """Draw the planned cases of options at sizes of kernels: of every row the last decisions."""
-    for number, example, stream in plan.option_rows("options", "kernel_options"):
-        steps = (*OPTION_STEPS, "keep")
-        steps = [step for step in steps if wanted(f"{composition(example.spec)}.{step}")]
-        if steps:
-            drawn = draw_stream(
-                Source(f"kernel options {stream}", seed), **STREAMS["kernel_options"][stream]
-            )
-            yield from cases_of_stream(
-                example, drawn, plan.LARGE_OPTIONS, steps, DECISIONS * number, DECISIONS, apart=True
-            )
-
-
-def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | None:
-    """Draw a small case of any target but whole caches (`drawn_caches`); None if it does not fit.
-
-    Sizes, seeds and the like are chosen, and one of the method's examples; or method, budget and
-    softcap are those of another case.
-    """
-    method, _, operation = target.rpartition(".")
-    if not operation_of(target).of_method:
-        sizes = {name: choose(values) for name, values in plan.SMALL[target].items()}
-        drawn = draws.BLOCKS[target](_chosen_source(f"drawn {target}", choose), **sizes)
-        return None if drawn is None else made_case(f"{target}/drawn", "drawn", None, drawn)
-    if like is None or like.method is None:
-        example, softcap = choose(examples_of(method)), None
-    else:
-        example = Example(like.method, like.parameters["budget"])
-        softcap = like.parameters.get("softcap")
-    sizes = {name: choose(values) for name, values in STREAMS["drawn"].items()}
-    stream = draw_stream(_chosen_source("drawn stream", choose), softcap=softcap, **sizes)
-    try:
-        found = cases_of_stream(example, stream, "drawn", [operation])
-    except ValueError:  # the prompt is protected, and exceeds the budget
-        return None
-    return choose(found) if found else None
-
-
-def _chosen_source(name: str, choose: Choose) -> Source:
-    return choose((draws.Whole, Source))(name, choose(range(2**31)))
-
-
-def draw_stream(
-    source: Source,
-    variant: str = "plain",
-    blocks: Sequence[int] = (),
-    first: int = 0,
-    softcap: float | None = None,
-    **sizes: Any,
-) -> Stream:
-    """Draw a stream of `random_stream`'s sizes, with a variant of `draws.ATTENTION`.
-
-    ``blocks`` are the tokens of each block, if not as `random_stream` cuts them; before the
-    position ``first`` all tokens were evicted.
-    """
-    stream = random_stream(source, **sizes)
-    given = {name: getattr(stream, name) for name in ("queries", "keys", "values")}
-    draws.ATTENTION[variant](given)
-    lengths = tuple(blocks) or stream.blocks
-    return replace(stream, blocks=lengths, first=first, softcap=softcap)
-
-
-def method_cases(
-    example: Example, size: str, seed: int = 0, steps: Collection[str] = STEPS
-) -> Iterator[Case]:
-    """Draw the cases of some steps of an example on all streams of a size."""
-    if not has_vectors(base_name(example.spec)):
-        return
-    option = _is_option(example)
-    for group, told in STREAMS[size].items():
-        sizes = {name: x for name, x in told.items() if name not in NO_SIZES}
-        name = base_name(example.spec)
-        if name in told.get("without", ()) or name not in told.get("only", (name,)):
-            continue
-        if option and group not in OPTION:
-            continue
-        budget = None if example.budget is None else told.get("budget", example.budget)
-        asked, some = replace(example, budget=budget), (0, told.get("most"), told.get("entries"))
-        found: list[Case] = []
-        for attempt in range(ATTEMPTS if size == "small" else 1):
-            source = Source(f"{size} {group} {attempt}", seed)
-            stream = draw_stream(source, **sizes)
-            try:
-                found = cases_of_stream(asked, stream, group, steps, *some)
-            except ValueError:  # the prompt is protected, and exceeds the budget
-                if group in OPTION:
-                    raise
-            if any(case.operation == "run" for case in found):
-                break
-        yield from found
-
-
-def _is_option(example: Example) -> bool:
-    """Whether an earlier example is the main interpretation of the same composition."""
-    return examples_of(composition(example.spec))[0].spec != example.spec
+    case = Case(name, name.partition("/")[0], group, method, parameters, stored, {})
+    expected = answer(case)
+    if case.operation in ("run", "whole_cache") and "precision" in parameters:
+        d = inputs["keys"].shape[-1] if "keys" in inputs else head_dim(parameters["model"])
+        stored |= blocks.matrices(parameters["precision"], d)
+    return replace(case, inputs=stored, expected=expected)
 
 
 @dataclass(frozen=True)
@@ -315,10 +138,11 @@ def cases_of_stream(
     most: int | None = None,
     entries: int | None = None,
     apart: bool = False,
+    label: str = "",
 ) -> list[Case]:
     """Make cases of the last block of each kind that decides, or of the ``most`` last ones.
 
-    ``apart``, every block is a kind of its own.
+    ``apart``, every block is a kind of its own; ``label`` stands before a case's number.
     ``run``, the whole stream, is a case only if all decisions are clear. Where a number of
     ``entries`` is given, the blocks meet a cache of so many instead of their own.
     """
@@ -341,7 +165,7 @@ def cases_of_stream(
 
     def add(step: str, number: int, inputs: dict[str, Array], more: dict[str, Any]) -> None:
         if step in steps:
-            name = f"{composition(spec)}.{step}/{group}/{spec}/{number}"
+            name = f"{composition(spec)}.{step}/{group}/{spec}/{label}{number}"
             found.append(made_case(name, group, spec, (inputs, {**parameters, **more})))
 
     for number, event in enumerate([*kinds.values()][-(most or len(kinds)) :], first):

@@ -1,6 +1,7 @@
-"""The plan of cases: for each target its dimensions, and rows in which every two values meet.
+"""The plan of cases: what each is drawn of, row by row.
 
-``drawn.toml`` lists the values, ``plan.toml`` the rows, which ``python -m study.plan`` finds.
+``drawn.toml`` lists the values of each dimension, and ``plan.toml`` the rows in which every two of
+them meet, which ``python -m study.plan`` finds. ``cases.toml`` lists further rows one by one.
 """
 
 from collections import defaultdict
@@ -13,16 +14,16 @@ from typing import Any
 from kvlab.reference.files import read_data
 from kvlab.reference.method import Example
 
-TABLES = read_data("conformance/drawn.toml")
+TABLES = read_data("conformance/drawn.toml") | read_data("conformance/cases.toml")
 
 DIGITS = digits + ascii_lowercase
 """In a row, the number of each dimension's value."""
 
-GROUPS = {"small": "pairs", "kernel": "large_pairs", "long": "long_pairs", "plain": "plain"}
-"""Sizes of the plan, and the group of their cases."""
-
-OPTIONS, LARGE_OPTIONS = "option_pairs", "large_option_pairs"
-"""Groups of the planned cases of options, published and at sizes of kernels."""
+GROUPS = {
+    **{"small": "pairs", "kernel": "large_pairs", "long": "long_pairs", "plain": "plain"},
+    **{"options": "option_pairs", "kernel_options": "large_option_pairs", "caches": "cache_pairs"},
+}
+"""Tables of the plan, and the group of their cases."""
 
 SIZES = ("kernel", "long")
 """Sizes at which kernels break; the vectors are ``small``."""
@@ -60,10 +61,19 @@ def fits(entry: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
 
 def rows(size: str, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the value of each dimension, row by row."""
+    if "axes" in entry:  # listed one by one
+        fixed = entry.get("fixed", {})
+        yield from (fixed | dict(zip(entry["axes"], row, strict=True)) for row in entry["rows"])
+        return
     values = dimensions(entry)
     for row in read_data("conformance/plan.toml")[size][entry["operations"][0]].split():
         numbers = map(DIGITS.index, row)
         yield {name: x[i] for (name, x), i in zip(values.items(), numbers, strict=True)}
+
+
+def group_of(table: str, entry: Mapping[str, Any]) -> str:
+    """Return the group of an entry's cases: its own, or that of a table of planned rows."""
+    return entry["group"] if "axes" in entry else GROUPS[table]
 
 
 def option_rows(*tables: str) -> Iterator[tuple[int, Example, str]]:
@@ -82,6 +92,10 @@ def asked(entry: Mapping[str, Any], row: dict[str, Any]) -> tuple[Example, str]:
     names = (name for name in (entry["operations"][0], base) if name not in ("every_method", ""))
     told = [own] if own else []
     told += [f"{key}={str(x).lower()}" for key, x in options.items()]
-    budget = row.get("budget", "none")
     spec = f"{':'.join(names)}@{','.join(told)}"
-    return Example(spec, None if budget == "none" else budget), row["stream"]
+    return example(spec, row.get("budget", "none")), row["stream"]
+
+
+def example(spec: str, budget: int | str) -> Example:
+    """Return an example of a table, where ``none`` stands for no budget."""
+    return Example(spec, None if budget == "none" else int(budget))

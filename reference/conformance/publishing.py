@@ -1,19 +1,14 @@
 """Writes test vectors as files, and compares the published ones with today's reference.
 
 ``index.json`` (described by ``schema.json``) names the tensors of every case as ``file/tensor``. A
-tensor that occurs twice is stored once.
-
-Published numbers never change. In a clone, ``python -m study.vectors FOLDER`` draws those of the
-specifications from 1.2 on; ``kvlab conformance generate`` of the commit 16146a8 draws the others
-and writes the same bytes, but for the option ``recent`` of three cases, which was wrong. Here,
-today's reference answers the stored inputs anew, and `check_answers` compares.
+tensor that occurs twice is stored once. ``kvlab conformance generate`` draws all cases anew and
+writes the same bytes; `check_answers` lets today's reference answer the stored inputs anew.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,25 +16,21 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from kvlab.reference import methods
 from kvlab.reference.conformance.operation import DTYPES, Field, Kind
 from kvlab.reference.conformance.targets import answer, composition, operation_of
 from kvlab.reference.conformance.vectors import (
     FORMAT,
-    HERE,
     INDEX,
     MODEL,
     SCHEMA,
-    SPECIFICATIONS,
+    SPECIFICATION,
     SUMS,
+    VECTORS,
     Case,
     Expected,
-    read_from,
+    read,
 )
 from kvlab.reference.notation import Array
-
-FIRST = next(iter(SPECIFICATIONS))
-"""The only specification whose index does not name it."""
 
 SHARED = {"run": "streams", "whole_cache": "caches"}
 """Files of the operations whose cases share their inputs, whatever the method."""
@@ -56,34 +47,19 @@ GRID = 2.0**16
 """Logits of whole caches are rounded to multiples of 1/GRID: every machine stores the same."""
 
 
-@lru_cache(maxsize=1)
-def published_methods() -> tuple[str, ...]:
-    """Return the names of the methods that have published vectors, in the order of the index."""
-    index = json.loads((HERE / SPECIFICATIONS[FIRST] / INDEX).read_text(encoding="utf-8"))
-    specs = (entry["method"] for entry in index["cases"])
-    return tuple(dict.fromkeys(methods.base_name(spec) for spec in specs if spec is not None))
-
-
-def check_answers(spec: str, directory: Path | None = None) -> tuple[list[str], list[str]]:
-    """Let today's reference answer the cases that a specification added, and write them anew.
+def check_answers(directory: Path = VECTORS) -> tuple[list[str], list[str]]:
+    """Let today's reference answer the published cases, and write them anew.
 
     Returns the lines of SHA256SUMS that are the same, and those that differ, stored and new.
     """
-    directory = directory or HERE / SPECIFICATIONS[spec]
     with TemporaryDirectory() as folder:
-        write([answered_anew(case) for case in read_from(directory)], Path(folder), spec)
+        cases = (replace(case, expected=answer(case)) for case in read(directory=directory))
+        write(cases, Path(folder))
         old, new = (
             (each / SUMS).read_text(encoding="utf-8").splitlines()
             for each in (directory, Path(folder))
         )
     return sorted({*old} & {*new}), sorted({*old} ^ {*new})
-
-
-def answered_anew(case: Case) -> Case:
-    """Return a case with the answer of today's reference, rounded as it is stored."""
-    return replace(
-        case, expected={name: _rounded(name, each) for name, each in answer(case).items()}
-    )
 
 
 def _rounded(name: str, each: Expected) -> Expected:
@@ -99,8 +75,8 @@ def _rounded(name: str, each: Expected) -> Expected:
     return replace(each, value=value)
 
 
-def write(cases: Iterable[Case], directory: Path, spec: str = FIRST) -> None:
-    """Write the files of all cases; the index carries the specification, from 1.0 on."""
+def write(cases: Iterable[Case], directory: Path) -> None:
+    """Write the files of all cases."""
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Array]] = {}
     names: dict[Any, str] = {}
@@ -116,9 +92,9 @@ def write(cases: Iterable[Case], directory: Path, spec: str = FIRST) -> None:
     entries = [_entry(case, add) for case in cases]
     contents = {f"{file}.safetensors": save(tensors) for file, tensors in files.items()}
     lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
-    carried = "" if spec == FIRST else f'"specification":"{spec}",'
-    contents[INDEX] = f'{{"format":{FORMAT},{carried}"cases":[\n{lines}\n]}}\n'.encode()
-    contents[SCHEMA] = (HERE / SPECIFICATIONS[spec] / SCHEMA).read_bytes()
+    head = f'"format":{FORMAT},"specification":"{SPECIFICATION}"'
+    contents[INDEX] = f'{{{head},"cases":[\n{lines}\n]}}\n'.encode()
+    contents[SCHEMA] = (VECTORS / SCHEMA).read_bytes()
     for name, content in contents.items():
         (directory / name).write_bytes(content)
     digests = {name: hashlib.sha256(contents[name]).hexdigest() for name in sorted(contents)}
@@ -142,7 +118,7 @@ def _entry(case: Case, add: Add) -> dict[str, Any]:
             name: add(shared, x, operation.input(name, x).kind) for name, x in case.inputs.items()
         },
         "expected": {
-            name: _expected_entry(each, operation.outputs[name], answers, add)
+            name: _expected_entry(_rounded(name, each), operation.outputs[name], answers, add)
             for name, each in case.expected.items()
         },
     }

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from kvlab.reference.conformance.drawn_caches import any_case
+from kvlab.reference.conformance.planned import any_case
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.vectors import Case
 

@@ -26,19 +26,11 @@ from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent
 
-SPECIFICATIONS = {
-    "0.9": "vectors",
-    "1.0": "caches",
-    "1.1": "caches_1.1",
-    "1.2": "memory_1.2",
-    "1.3": "turns_1.3",
-    "1.4": "numbers_1.4",
-    "1.5": "plan_1.5",
-    "1.6": "masks_1.6",
-}
-"""Versions of the specification, oldest first, and the folder of the cases that each added."""
+SPECIFICATION = "1.0"
+"""The specification whose cases are read here; files of another one are refused."""
 
-LATEST = [*SPECIFICATIONS][-1]
+VECTORS = HERE / "vectors"
+"""Folder of the cases."""
 
 MODEL = next(
     (each for each in (HERE / "model", HERE.parent / "models" / "reasoner") if each.exists()), HERE
@@ -111,31 +103,20 @@ class Case:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def directories(spec: str) -> list[Path]:
-    """Return where the cases of a specification are: its own, and those of all before it."""
-    versions = [*SPECIFICATIONS]
-    if spec not in versions:
-        raise ValueError(f"spec = {spec!r} must be one of {', '.join(versions)}")
-    return [HERE / SPECIFICATIONS[each] for each in versions[: versions.index(spec) + 1]]
-
-
-def read(target: str | None = None, spec: str = LATEST) -> Iterator[Case]:
+def read(target: str | None = None, directory: Path = VECTORS) -> Iterator[Case]:
     """Yield the cases of a target, such as ``attend`` or ``h2o.whole_cache``, or of all.
 
     Raises:
-        ValueError: if there is no such specification, or a file is not what its SHA-256 says.
+        ValueError: if a file is not what its SHA-256 says, or of another format or specification.
     """
-    for directory in directories(spec):
-        yield from (case for case in read_from(directory) if target in (None, case.target))
-
-
-def read_from(directory: Path) -> list[Case]:
-    """Return all cases of a directory."""
     check_sums(directory)
     index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
-    if index["format"] != FORMAT:
-        raise ValueError(f"format = {index['format']} of {directory} must be {FORMAT}")
-    return [_case(entry, directory) for entry in index["cases"]]
+    for name, known in (("format", FORMAT), ("specification", SPECIFICATION)):
+        if (found := index.get(name)) != known:
+            raise ValueError(f"{name} = {found!r} of {directory / INDEX} must be {known!r}")
+    for entry in index["cases"]:
+        if target in (None, entry["target"]):
+            yield _case(entry, directory)
 
 
 def check_sums(directory: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.reference.conformance import cases, check, published, publishing, vectors
 from kvlab.reference.conformance.checker import made_on_the_spot
-from kvlab.reference.conformance.made import STREAMS
+from kvlab.reference.conformance.planned import OPTIONS, PUBLISHED, STREAMS
 from kvlab.reference.conformance.targets import answer, operation_of
 from support.outside import SOURCE, methods_named
 
@@ -49,11 +49,11 @@ def looks(tmp_path_factory):
 
 def test_there_are_cases_of_every_step_and_the_published_ones_do_not_depend_on_it(looks):
     assert {case.operation for case in looks} == {"observe", "score", "select", "keep", "run"}
-    assert {case.group for case in looks} <= STREAMS["small"].keys()
+    assert {case.group for case in looks} <= {*STREAMS["small"], OPTIONS}
     assert {case.group for case in looks} >= {"plain", "gqa", "block_not_dividing"}
     assert len(cases("looks")) == len(published()) + len(looks)
     assert len(cases("h2o")) == len(published())
-    assert "looks" not in publishing.published_methods()
+    assert "looks" not in PUBLISHED
 
 
 def test_its_own_state_is_described_and_given_to_functions(looks):
@@ -81,7 +81,7 @@ def test_its_cases_are_written_and_read(looks, tmp_path):
     publishing.write(looks, tmp_path)
     index = json.loads((tmp_path / vectors.INDEX).read_text())
     jsonschema.validate(index, json.loads((tmp_path / vectors.SCHEMA).read_text()))
-    for written, read in zip(looks, vectors.read_from(tmp_path), strict=True):
+    for written, read in zip(looks, vectors.read(directory=tmp_path), strict=True):
         assert read.name == written.name
         for name, x in written.inputs.items():
             np.testing.assert_array_equal(read.inputs[name], x)

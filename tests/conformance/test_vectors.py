@@ -1,7 +1,8 @@
 """The published vectors: complete, as the schema says, and what today's reference answers."""
 
+import fnmatch
+import hashlib
 import json
-import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,29 +17,22 @@ from kvlab.reference.conformance.checker import cases, check, published
 from kvlab.reference.conformance.implementation import exact_in_16_bits, is_vector
 from kvlab.reference.conformance.made import options_of
 from kvlab.reference.conformance.operation import OPERATIONS
+from kvlab.reference.conformance.planned import PUBLISHED, published_anew
 from kvlab.reference.conformance.targets import has_vectors, operation_of
-from study.vectors import main
 from support.sampling import sampled
 from support.site import module
 
-FOLDERS = {spec: vectors.HERE / folder for spec, folder in vectors.SPECIFICATIONS.items()}
-CASES = {"0.9": 1469, "1.0": 64, "1.1": 102, "1.2": 19, "1.3": 3, "1.4": 5, "1.5": 2092, "1.6": 8}
-"""Cases that each specification added."""
-
-MOST_BYTES = 10 * 2**20
+CASES, MOST_BYTES = 4193, 20 * 2**20
 
 
-@pytest.mark.parametrize("spec", FOLDERS)
-def test_the_files_fit_schema_and_sums(spec):
-    directory = FOLDERS[spec]
-    vectors.check_sums(directory)
-    files = {file.name: file.stat().st_size for file in directory.iterdir()}
-    listed = (directory / vectors.SUMS).read_text().split()[1::2]
+def test_the_files_fit_schema_and_sums():
+    vectors.check_sums(vectors.VECTORS)
+    files = {file.name: file.stat().st_size for file in vectors.VECTORS.iterdir()}
+    listed = (vectors.VECTORS / vectors.SUMS).read_text().split()[1::2]
     assert {*listed, vectors.SUMS} == {*files} and sum(files.values()) < MOST_BYTES
-    index = json.loads((directory / vectors.INDEX).read_text())
-    schema = json.loads((directory / vectors.SCHEMA).read_text())
+    index = json.loads((vectors.VECTORS / vectors.INDEX).read_text())
+    schema = json.loads((vectors.VECTORS / vectors.SCHEMA).read_text())
     jsonschema.validate(index, schema)
-    assert index.get("specification", "0.9") == spec and len(index["cases"]) == CASES[spec]
     whole = [case for case in index["cases"] if case["target"].endswith(".whole_cache")]
     assert {case["parameters"]["model"] for case in whole} <= {"reasoner"}
     index["cases"][0]["tolerance"] = 1
@@ -46,34 +40,62 @@ def test_the_files_fit_schema_and_sums(spec):
         jsonschema.validate(index, schema)
 
 
-def test_a_changed_file_is_refused(tmp_path):
-    copy = shutil.copytree(FOLDERS["0.9"], tmp_path / "vectors")
-    content = bytearray((copy / "h2o.safetensors").read_bytes())
-    content[-1] ^= 1
-    (copy / "h2o.safetensors").write_bytes(bytes(content))
-    with pytest.raises(ValueError, match=r"h2o.safetensors has SHA-256 .* says"):
-        vectors.read_from(copy)
+def test_names_are_unique_and_parameters_hide_no_input():
+    assert len({case.name for case in published()}) == len(published()) == CASES
+    for case in published():
+        assert not set(case.parameters) & set(case.inputs), case.name
 
 
-@pytest.mark.parametrize("spec", sampled(FOLDERS, ("0.9",)))
-def test_the_reference_has_not_moved(spec):
+def written(folder, cases):
+    """Return the lines of SHA256SUMS of some cases, written into a folder."""
+    publishing.write(cases, folder)
+    return (folder / vectors.SUMS).read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("h2o.safetensors", b"", b"\0", r"h2o.safetensors has SHA-256 .* SHA256SUMS says"),
+        ("index.json", b'"1.0"', b'"1.1"', "specification = '1.1' of .*index.json must be '1.0'"),
+        ("index.json", b'"format":1', b'"format":2', "format = 2 of .*index.json must be 1"),
+    ],
+)
+def test_files_that_were_changed_or_are_of_others_are_refused(tmp_path, name, old, new, said):
+    some = [case for case in published() if case.target == "h2o.score"][:1]
+    written(tmp_path, some)
+    content = (tmp_path / name).read_bytes()
+    changed = content.replace(old, new, 1)
+    (tmp_path / name).write_bytes(changed)
+    if name == vectors.INDEX:
+        sums = (tmp_path / vectors.SUMS).read_text()
+        digests = (hashlib.sha256(each).hexdigest() for each in (content, changed))
+        (tmp_path / vectors.SUMS).write_text(sums.replace(*digests))
+    with pytest.raises(ValueError, match=said):
+        next(vectors.read(directory=tmp_path))
+
+
+PARTS = ("attend*", "*requests", "encode", "events", "tova.*", "kivi.*")
+
+
+@pytest.mark.parametrize("parts", sampled((PARTS, ("*",)), (PARTS,)))
+def test_the_vectors_are_drawn_anew_byte_for_byte(tmp_path, parts):
+    def wanted(target):
+        whole = target.endswith(".whole_cache") and parts == PARTS
+        return not whole and any(fnmatch.fnmatchcase(target, part) for part in parts)
+
+    stored = [case for case in published() if wanted(case.target)]
+    drawn = written(tmp_path / "drawn", published_anew(wanted))
+    assert drawn == written(tmp_path / "stored", stored)
+    if parts == ("*",):
+        assert drawn == (vectors.VECTORS / vectors.SUMS).read_text().splitlines()
+
+
+@pytest.mark.parametrize("every", sampled((1, 9), (9,)))
+def test_the_reference_has_not_moved(tmp_path, every):
     """Today's answers are the same bytes: what `kvlab conformance verify` does."""
-    same, different = publishing.check_answers(spec)
-    assert not different
-    assert len(same) == len((FOLDERS[spec] / vectors.SUMS).read_text().splitlines())
-
-
-BESIDE_THE_PLAN = ("1.2", "1.3", "1.4", "1.6")
-
-
-@pytest.mark.parametrize("specs", sampled((BESIDE_THE_PLAN, ("1.5",)), (BESIDE_THE_PLAN,)))
-def test_the_vectors_from_1_2_on_are_drawn_anew_byte_for_byte(tmp_path, specs):
-    main(tmp_path, specs)
-    for folder in tmp_path.iterdir():
-        for file in folder.iterdir():
-            published = vectors.HERE / folder.name / file.name
-            assert file.read_bytes() == published.read_bytes(), "see `later` in study/vectors.toml"
-    assert len([*tmp_path.iterdir()]) == len(specs)
+    lines = written(tmp_path, published()[::every])
+    same, different = publishing.check_answers(tmp_path)
+    assert not different and same == sorted(lines)
 
 
 def test_a_tanh_by_exponentials_that_overflow_is_found():
@@ -104,7 +126,7 @@ def test_a_reference_that_has_moved_is_noticed(tmp_path):
     output = case.expected["output"]
     wrong = replace(output, value=output.value * (1 + 2.0**-22))
     publishing.write([replace(case, expected={"output": wrong})], tmp_path)
-    _, different = publishing.check_answers("0.9", tmp_path)
+    _, different = publishing.check_answers(tmp_path)
     assert {line.split()[1] for line in different} == {"blocks.safetensors"}
 
 
@@ -112,20 +134,12 @@ def test_every_method_and_operation_has_vectors():
     by_operation = Counter(case.operation for case in published())
     assert set(by_operation) == set(OPERATIONS)
     run = {methods.base_name(case.method) for case in published() if case.method}
-    assert run >= set(publishing.published_methods()) and run <= set(methods.names())
-    assert publishing.published_methods()[:3] == ("full", "streaming_llm", "h2o")
+    assert set(PUBLISHED) <= run <= set(methods.names())
     for name in filter(
         has_vectors, methods.names()
     ):  # a method without published cases has some made on the spot
         own = [case for case in cases(name) if case.target.startswith(name)]
         assert any(case.operation == "run" for case in own), name
-
-
-def test_specifications_hold_each_other_names_are_unique_and_parameters_hide_no_input():
-    assert {case.name for case in published("0.9")} < {case.name for case in published("1.0")}
-    assert len({case.name for case in published()}) == len(published()) == sum(CASES.values())
-    for case in published():
-        assert not set(case.parameters) & set(case.inputs), case.name
 
 
 def test_numbers_have_tolerances_and_near_ties_are_on_both_sides_of_the_threshold():

@@ -30,6 +30,7 @@ from kvlab.reference.conformance.checker import fuzz as ask_drawn
 from kvlab.reference.conformance.exporting import FORMATS, TEXTS, files_of
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.operation import DESCRIBED
+from kvlab.reference.conformance.planned import published_anew
 from kvlab.reference.conformance.program import Program as RunProgram
 from kvlab.reference.conformance.report import (
     ABOUT_GROUPS,
@@ -93,9 +94,6 @@ def run(
         list[str] | None,
         Option(help="small: the vectors; kernel, long: drawn cases. May be repeated."),
     ] = None,
-    spec: Annotated[
-        str, Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
-    ] = vectors.LATEST,
     xfails: Annotated[
         Path | None, Option(help=f"Known failures; default: {XFAILS}, if there is one.")
     ] = None,
@@ -119,7 +117,7 @@ def run(
     for flag in allow or ():
         check_choice(FLAGS, allow=flag)
     with ThreadPoolExecutor(1) as reader, ExitStack() as opened:
-        reader.submit(cases, target, spec)  # read while the file is loaded
+        reader.submit(cases, target)  # read while the file is loaded
         if jobs > 1:
             opened.enter_context(threads_of_processes(max(1, PROCESSORS // jobs)))
         tested = _implementation(file, program, arrays, device, precision, stay, timeout)
@@ -137,11 +135,10 @@ def run(
             calls=calls,
             sizes=sizes or ("small",),
             seed=seed,
-            spec=spec,
             progress=told,
         )
     report = judged(allowing(report, allow or ()), known)
-    _finish(report, json, of=str(file or program), specification=spec)
+    _finish(report, json, of=str(file or program), specification=vectors.SPECIFICATION)
 
 
 @app.command()
@@ -292,15 +289,16 @@ def _meanings(method: Method) -> dict[str, str]:
 @app.command()
 def generate(
     out: Out,
-    method: Annotated[str | None, Option(help="Make the cases of this method alone.")] = None,
+    method: Annotated[
+        str | None, Option(help="Make the cases of this method, published or not.")
+    ] = None,
 ) -> None:
-    """Write cases of methods, made of their examples, as the published vectors are written."""
+    """Draw all vectors anew, or make those of a method of its examples, and write them."""
     if method is not None:
         methods.lookup(method)
     check_output("out", out / vectors.INDEX)
-    with working("computing the vectors"):
-        names = methods.names() if method is None else (method,)
-        made = [case for name in names for case in made_on_the_spot(name)]
+    with working("drawing the vectors"):
+        made = [*(published_anew() if method is None else made_on_the_spot(method))]
     publishing.write(made, out)
     print_line(f"{len(made)} cases in {out}")
 
@@ -331,26 +329,22 @@ def export(
         print_line(f"{len(files)} files in {out}")
         return
     check_output("out", package / "__init__.py")
-    for folder in vectors.SPECIFICATIONS.values():
-        shutil.copytree(vectors.HERE / folder, package / folder, dirs_exist_ok=True)
+    shutil.copytree(vectors.VECTORS, package / vectors.VECTORS.name, dirs_exist_ok=True)
     (package / "model").mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(vectors.MODEL / name, package / "model")
     shutil.copy(vectors.__file__, package / "__init__.py")
-    write_text(out / "pyproject.toml", TEXTS["project"].replace("$spec", vectors.LATEST))
+    write_text(out / "pyproject.toml", TEXTS["project"].replace("$spec", vectors.SPECIFICATION))
     print_line(f"{out}: python -m pip install {out}")
 
 
 @app.command()
 def verify() -> None:
     """Let today's reference answer the published cases anew; exit code 1 if a file would differ."""
-    count = 0
-    for spec in vectors.SPECIFICATIONS:
-        with working("computing the answers"):
-            same, different = publishing.check_answers(spec)
-        for line in different:
-            errors.print(line, highlight=False)
-        if different:
-            raise Exit(1)
-        count += len(same)
-    print_line(f"{count} files are the same")
+    with working("computing the answers"):
+        same, different = publishing.check_answers()
+    for line in different:
+        errors.print(line, highlight=False)
+    if different:
+        raise Exit(1)
+    print_line(f"{len(same)} files are the same")
