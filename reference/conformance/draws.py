@@ -1,28 +1,34 @@
-"""Draws cases of the building blocks: from a source of numbers, a variant, and sizes.
+"""Draws cases of the building blocks: from a source of numbers, and the sizes and words of a row.
 
-The variant says what is special about the numbers; each stresses what a group of published vectors
-stresses. Numbers are exact in bfloat16 and float16 unless the variant says otherwise.
+A row's variant says what is special about the numbers; each stresses what a group of published
+vectors stresses. Numbers are exact in bfloat16 and float16 unless the variant says otherwise.
 """
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from kvlab.reference.attention import attend
 from kvlab.reference.codes import E2M1, E4M3, Code
-from kvlab.reference.conformance import blocks, events, serving
-from kvlab.reference.conformance.extremes import ATTENTION, below_the_mask
+from kvlab.reference.conformance import blocks, events, plan, serving
+from kvlab.reference.conformance.operation import DESCRIBED
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions.fp8 import FORMATS, FP8
 from kvlab.reference.precisions.nvfp4 import BLOCK, NVFP4
 from kvlab.reference.quantization import quantize, unpack
 from kvlab.reference.streams import Source
 
-Drawn = tuple[dict[str, Array], dict[str, Any]]
+Arrays = dict[str, Array]
+
+Drawn = tuple[Arrays, dict[str, Any]]
 """Inputs and parameters."""
 
 Change = Callable[[Array], Array]
+
+OPTIONAL = ("softcap", "scale", "window")
+"""Parameters that are None where a row has 0."""
 
 
 class Whole(Source):
@@ -33,39 +39,135 @@ class Whole(Source):
         return np.rint(super().normal(*shape)) + 0.0
 
 
+def drawn(operation: str, source: Source, row: Mapping[str, Any]) -> Drawn | None:
+    """Draw inputs of a building block; None: the numbers leave doubt, draw others.
+
+    ``row`` holds sizes, words and the operation's parameters; what it lacks is as usual.
+    """
+    sizes = SimpleNamespace(**{**plan.TABLES["usual"], **row})
+    inputs = BLOCKS[operation](source, sizes)
+    if inputs is None:
+        return None
+    names = DESCRIBED["operations"][operation].get("parameters", ())
+    told = {name: getattr(sizes, name) for name in names}
+    return inputs, {name: None if name in OPTIONAL and not x else x for name, x in told.items()}
+
+
 # --- attention -----------------------------------------------------------------------------------
 
 
-def _attention(
-    source: Source,
-    G: int,
-    rho: int,
-    m: int,
-    n: int,
-    d: int,
-    gaps: bool = False,
-    variant: str = "plain",
-    softcap: float = 0,
-) -> Drawn:
-    draw = source.precise if variant == "float32_inputs" else source.normal
-    positions = np.tile(np.arange(n), (G, 1))
-    if gaps:
-        kept = np.stack([np.sort(source.permutation(4 * n)[: n - m]) for _ in range(G)])
-        positions = np.concatenate([kept, np.tile(4 * n + np.arange(m), (G, 1))], axis=1)
+def _attention(source: Source, x: Any) -> Arrays:
+    draw = source.precise if x.variant == "float32_inputs" else source.normal
+    positions = np.tile(np.arange(x.n), (x.G, 1))
+    if x.gaps:
+        kept = survivors(source, x.G, 4 * x.n, x.n - x.m)
+        newest = np.tile(4 * x.n + np.arange(x.m), (x.G, 1))
+        positions = np.concatenate([kept, newest], axis=1)
     inputs = {
-        "queries": 2 * draw(G, rho, m, d),
-        "keys": draw(G, n, d),
-        "values": draw(G, n, d),
+        "queries": 2 * draw(x.G, x.rho, x.m, x.d),
+        "keys": draw(x.G, x.n, x.d),
+        "values": draw(x.G, x.n, x.d),
         "positions": positions,
-        "query_positions": positions[0, n - m :],
+        "query_positions": positions[0, x.n - x.m :],
     }
-    ATTENTION[variant](inputs)
-    return inputs, {"softcap": softcap or (4.0 if variant == "beyond_the_softcap" else None)}
+    ATTENTION[x.variant](inputs)
+    x.softcap = x.softcap or 4.0 * (x.variant == "beyond_the_softcap")
+    return inputs
 
 
-def _without_values(source: Source, **sizes: Any) -> Drawn:
-    inputs, parameters = _attention(source, **sizes)
-    return {name: x for name, x in inputs.items() if name != "values"}, parameters
+def _without_values(source: Source, x: Any) -> Arrays:
+    return {name: each for name, each in _attention(source, x).items() if name != "values"}
+
+
+def _logits(queries: float, keys: float) -> Callable[[Arrays], None]:
+    def change(x: Arrays) -> None:
+        x["queries"][..., 0], x["keys"][..., 0] = queries, keys
+
+    return change
+
+
+def _beyond_the_softcap(x: Arrays) -> None:
+    """Logits of 700 and −700: e^(logit/4) overflows in float32."""
+    d = x["keys"].shape[-1]
+    _logits(0.0, 0.0)(x)
+    x["queries"] /= 16
+    x["queries"][..., 0] = np.ceil(np.sqrt(d)) * 32
+    x["keys"][..., 0] = 22.0 * (-1.0) ** np.arange(x["keys"].shape[1])
+
+
+def below_the_mask(x: Arrays, keys: str = "keys") -> None:
+    """Logits at and below −2^16, of few whole numbers: of more, float32 loses the differences."""
+    for name in ("queries", keys):
+        np.rint(x[name], out=x[name])
+    x["queries"][..., 4:] = 0
+    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
+    x[keys][..., 0] = -256.0
+
+
+def _rows_apart(x: Arrays) -> None:
+    """Each row has to subtract its own largest logit, and that of a visible entry."""
+    rho, m = x["queries"].shape[1:3]
+    x["queries"][..., 0] = 64.0 * (-1.0) ** np.add.outer(np.arange(rho), np.arange(m))
+    x["keys"][..., 0], x["keys"][:, -1, 0] = 64.0, 128.0
+
+
+def _far_positions(x: Arrays) -> None:
+    """Positions beyond 2^16 and, of older entries, around 2^15: more than 16 bits hold."""
+    m = len(x["query_positions"])
+    x["positions"] += 2**15 - 40
+    x["positions"][:, -m:] = x["query_positions"] = 70001 + np.arange(m)
+
+
+def _one_heavy(x: Arrays) -> None:
+    _logits(4.0, 0.0)(x)
+    x["keys"][:, x["keys"].shape[1] // 3, 0] = 12.0
+
+
+def _flat(x: Arrays) -> None:
+    x["queries"] /= 16
+    x["values"] += 2
+
+
+def _twice(x: Arrays) -> None:
+    for name in ("keys", "values"):
+        again = x[name][:, 1::2]
+        again[:] = x[name][:, ::2][:, : again.shape[1]]
+
+
+def _heads_apart(x: Arrays) -> None:
+    """Even heads rate the newest entries highest, odd ones the oldest."""
+    G, n, d = x["keys"].shape
+    rising = np.linspace(-1, 1, n) * (-1.0) ** np.arange(G)[:, None]
+    _logits(2.0, 0.0)(x)
+    x["keys"][..., 0] = np.rint(16 * np.sqrt(d) * rising) / 8
+    x["values"] *= 2.0 ** np.rint(3 * rising)[..., None]
+
+
+def _returning(x: Arrays) -> None:
+    """The third entry is attended to while it is new, and again near the end."""
+    _logits(0.0, 0.0)(x)
+    x["queries"] /= 16
+    x["keys"][:, 2, 0] = 8 * np.sqrt(x["keys"].shape[2])
+    x["queries"][:, :, [3, 4, -20, -1], 0] = 1.0
+
+
+ATTENTION: Mapping[str, Callable[[Arrays], None]] = {
+    "plain": lambda x: None,
+    "beyond_the_softcap": _beyond_the_softcap,
+    "float32_inputs": lambda x: None,
+    "ties": lambda x: x["keys"].fill(0),
+    "extreme_logits": _logits(64.0, 32.0),
+    "low_logits": _logits(64.0, -64.0),
+    "below_the_mask": below_the_mask,
+    "rows_apart": _rows_apart,
+    "far_positions": _far_positions,
+    "alpha_near_one": _one_heavy,
+    "flat": _flat,
+    "heads_apart": _heads_apart,
+    "returning": _returning,
+    "repeated_entries": _twice,
+}
+"""What is changed about queries, keys, values and positions, by variant."""
 
 
 # --- selection -----------------------------------------------------------------------------------
@@ -94,11 +196,9 @@ SCORES: Mapping[str, Callable[[Source, int, int], Array]] = {
 """Scores, by variant."""
 
 
-def _selection(
-    source: Source, G: int, n: int, safe: int, room: int, variant: str = "plain"
-) -> Drawn:
-    marked = source.marks(safe, G, n)
-    return {"scores": SCORES[variant](source, G, n), "safe": marked}, {"room": room}
+def _selection(source: Source, x: Any) -> Arrays:
+    marked = source.marks(x.safe, x.G, x.n)
+    return {"scores": SCORES[x.variant](source, x.G, x.n), "safe": marked}
 
 
 def survivors(source: Source, G: int, n: int, kept: int) -> Array:
@@ -106,15 +206,15 @@ def survivors(source: Source, G: int, n: int, kept: int) -> Array:
     return np.stack([np.sort(source.permutation(n)[:kept]) for _ in range(G)])
 
 
-def _moving(source: Source, G: int, n: int, d: int, kept: int, first: int = 0) -> Drawn:
+def _moving(source: Source, x: Any) -> Arrays:
     return {
-        "keys": source.normal(G, n, d),
-        "values": source.normal(G, n, d),
-        "positions": first + np.cumsum(source.integers(1, 5, G, n), axis=1),
-        "accumulated": source.uniform(G, n),
-        "stamp": first + source.integers(0, 5000, G, n),
-        "keep": survivors(source, G, n, kept),
-    }, {}
+        "keys": source.normal(x.G, x.n, x.d),
+        "values": source.normal(x.G, x.n, x.d),
+        "positions": x.first + np.cumsum(source.integers(1, 5, x.G, x.n), axis=1),
+        "accumulated": source.uniform(x.G, x.n),
+        "stamp": x.first + source.integers(0, 5000, x.G, x.n),
+        "keep": survivors(source, x.G, x.n, x.kept),
+    }
 
 
 # --- codes ---------------------------------------------------------------------------------------
@@ -144,39 +244,31 @@ CHANGES: Mapping[str, Change] = {
 """What is changed about vectors, by variant."""
 
 
-def _vectors(
-    source: Source, rows: int, length: int, variant: str = "plain", **parameters: int | str
-) -> Drawn:
-    return {"x": CHANGES[variant](source.normal(rows, length))}, parameters
+def _vectors(source: Source, x: Any) -> Arrays:
+    return {"x": CHANGES[x.variant](source.normal(x.rows, x.length))}
 
 
-def _codes(x: Array, bits: int, group: int, prefix: str = "") -> dict[str, Array]:
-    found = quantize(x, bits, group)
+def _channels(source: Source, x: Any) -> Arrays:
+    return {"x": CHANGES[x.variant](source.normal(x.parts * x.group, x.d))}
+
+
+def _codes(source: Source, shape: tuple[int, ...], x: Any, prefix: str = "") -> Arrays:
+    found = quantize(source.normal(*shape), x.bits, x.group)
     return {
-        f"{prefix}codes": unpack(found.codes, bits, found.length),
+        f"{prefix}codes": unpack(found.codes, x.bits, found.length),
         f"{prefix}scale": found.scale.astype(np.float64),
         f"{prefix}zero": found.zero.astype(np.float64),
     }
 
 
-def _stored(source: Source, rows: int, length: int, bits: int, group: int) -> Drawn:
-    return _codes(source.normal(rows, length), bits, group), {"bits": bits, "group": group}
+def _to_pack(source: Source, x: Any) -> Arrays:
+    return {"codes": source.integers(0, 2**x.bits, x.rows, x.length).astype(np.uint8)}
 
 
-def _to_pack(source: Source, rows: int, length: int, bits: int) -> Drawn:
-    codes = source.integers(0, 2**bits, rows, length).astype(np.uint8)
-    return {"codes": codes}, {"bits": bits}
-
-
-def _coded_cache(
-    source: Source, G: int, rho: int, n: int, d: int, bits: int, group: int, softcap: float = 0
-) -> Drawn:
-    inputs = {
-        "queries": 2 * source.normal(G, rho, 1, d),
-        **_codes(source.normal(G, n, d), bits, group, "key_"),
-        **_codes(source.normal(G, n, d), bits, group, "value_"),
-    }
-    return inputs, {"bits": bits, "group": group, "softcap": softcap or None}
+def _coded_cache(source: Source, x: Any) -> Arrays:
+    queries, shape = 2 * source.normal(x.G, x.rho, 1, x.d), (x.G, x.n, x.d)
+    keys, values = (_codes(source, shape, x, f"{name}_") for name in ("key", "value"))
+    return {"queries": queries, **keys, **values}
 
 
 ENCODED: Mapping[str, Change] = {
@@ -201,28 +293,26 @@ REDRAWN = 50
 """How often elements near a border are drawn anew at most."""
 
 
-def _to_encode(
-    source: Source, precision: str, G: int, n: int, d: int, variant: str = "plain"
-) -> Drawn | None:
+def _to_encode(source: Source, x: Any) -> Arrays | None:
     """Return None if the code has no such variant, or an element lies near the border of two codes.
 
     Of halves all lie on a border, exactly.
     """
-    code = blocks.code_of(precision)
-    if variant == "halves":
-        x = _halfway(source, code, (G, n, d))
-        return None if x is None else ({"x": x, "first": x[:, :FIRST]}, {"precision": precision})
-    x = ENCODED[variant](source.normal(G, n, d))
+    code, shape = blocks.code_of(x.precision), (x.G, x.n, x.d)
+    if x.variant == "halves":
+        halves = _halfway(source, code, shape)
+        return None if halves is None else {"x": halves, "first": halves[:, :FIRST]}
+    vectors = ENCODED[x.variant](source.normal(*shape))
     for _ in range(REDRAWN):
-        doubtful = _doubtful(code, x)
+        doubtful = _doubtful(code, vectors)
         if not doubtful.any():
             break
-        x = np.where(doubtful, ENCODED[variant](source.normal(G, n, d)), x)
+        vectors = np.where(doubtful, ENCODED[x.variant](source.normal(*shape)), vectors)
     else:
         return None
-    inputs = {"x": x, "first": x[:, :FIRST], **blocks.matrices(precision, d)}
+    inputs = {"x": vectors, "first": vectors[:, :FIRST], **blocks.matrices(x.precision, x.d)}
     inputs.pop("value_centroids", None)
-    return inputs, {"precision": precision}
+    return inputs
 
 
 def _doubtful(code: Code, x: Array) -> Array:
@@ -275,78 +365,47 @@ LEFT: Mapping[str, Callable[[int], int]] = {
 """Places of the last page that were never written."""
 
 
-def _memory(
-    source: Source, places: int, page: int, left: int, G: int, d: int, poisoned: bool
-) -> dict[str, Array]:
+def _memory(source: Source, places: int, left: int, x: Any) -> Arrays:
     """Draw pages of a sequence whose last ``left`` places were never written, and of others.
 
     Poisoned memory holds NaN where nothing may be read: 0 · NaN is no 0.
     """
-    inputs = {
-        "key_pages": source.normal(places + SPARE, page, G, d),
-        "value_pages": 8 * source.normal(places + SPARE, page, G, d),
-        "table": source.permutation(places + SPARE)[:places],
-    }
-    for name in ("key_pages", "value_pages") if poisoned else ():
-        inputs[name][inputs["table"][-1], page - left :] = np.nan
+    shape = places + SPARE, x.page, x.G, x.d
+    inputs = {"key_pages": source.normal(*shape), "value_pages": 8 * source.normal(*shape)}
+    inputs["table"] = source.permutation(places + SPARE)[:places]
+    for name in ("key_pages", "value_pages") if x.poisoned else ():
+        inputs[name][inputs["table"][-1], x.page - left :] = np.nan
     return inputs
 
 
-def _paged(
-    source: Source,
-    page: int,
-    freed: int,
-    m: int,
-    rho: int,
-    places: int = 0,
-    full: int = 0,
-    left: str = "two",
-    d: int = 8,
-    poisoned: bool = False,
-    gone: int = 0,
-    G: int = 2,
-    hole: bool = False,
-    behind: int = 0,
-    softcap: float = 0,
-    loud: bool = False,
-    variant: str = "plain",
-) -> Drawn:
+def _paged(source: Source, x: Any) -> Arrays:
     """Draw a sequence whose first pages were freed, after so many others that are gone for long.
 
     ``full`` pages lie before those that the queries' own entries need. A ``hole`` is a freed page
     between live ones, and ``behind`` are numbers of others' pages after the end of the table.
     """
-    free = LEFT[left](page)
-    places = places or freed + 2 * hole + full - (-(m + free) // page)
-    last = places * page - free
-    inputs = _memory(source, places, page, free, G, d, poisoned)
-    dead = np.isin(np.arange(places), [*range(freed), *([freed + 1] if hole else [])])
-    there = np.isin(np.arange(places + SPARE), inputs["table"][~dead])
-    for name in ("key_pages", "value_pages") if poisoned else ():
+    free = LEFT[x.left](x.page)
+    places = x.places or x.freed + 2 * x.hole + x.full - (-(x.m + free) // x.page)
+    last = places * x.page - free
+    inputs = _memory(source, places, free, x)
+    table, page = inputs["table"], np.arange(places)
+    dead = (page < x.freed) | (x.hole & (page == x.freed + 1))
+    there = np.isin(np.arange(places + SPARE), table[~dead])
+    for name in ("key_pages", "value_pages") if x.poisoned else ():
         inputs[name][~there] = np.nan
-    others = np.flatnonzero(~there)[:behind]
-    inputs["table"][dead] = -1
-    inputs["table"] = np.concatenate([np.full(gone, -1), inputs["table"], others])
-    inputs["queries"] = (64 if loud else 2) * source.normal(G, rho, m, d)
-    if variant == "below_the_mask":
+    table[dead], others = -1, np.flatnonzero(~there)[: x.behind]
+    inputs["table"] = np.concatenate([np.full(x.gone, -1), table, others])
+    inputs["queries"] = (64 if x.loud else 2) * source.normal(x.G, x.rho, x.m, x.d)
+    if x.variant == "below_the_mask":
         below_the_mask(inputs, "key_pages")
-    inputs["query_positions"] = np.arange(last - m, last) + gone * page
-    return inputs, {"softcap": softcap or None}
+    inputs["query_positions"] = np.arange(last - x.m, last) + x.gone * x.page
+    return inputs
 
 
-def _moves(
-    source: Source,
-    places: int,
-    page: int,
-    kept: int,
-    d: int = 8,
-    poisoned: bool = False,
-    left: str = "one",
-    G: int = 2,
-) -> Drawn:
-    free = LEFT[left](page)
-    memory = _memory(source, places, page, free, G, d, poisoned)
-    return {**memory, "keep": survivors(source, G, places * page - free, kept)}, {}
+def _moves(source: Source, x: Any) -> Arrays:
+    free = LEFT[x.left](x.page)
+    memory = _memory(source, x.places, free, x)
+    return {**memory, "keep": survivors(source, x.G, x.places * x.page - free, x.kept)}
 
 
 # --- CAOTE, pooling ------------------------------------------------------------------------------
@@ -375,37 +434,20 @@ RETENTION: Mapping[str, Change] = {
 """What is changed about attention, by variant."""
 
 
-def _retention(
-    source: Source,
-    G: int,
-    k: int,
-    n: int,
-    d: int,
-    fast: bool = False,
-    norm: float = 2,
-    variant: str = "plain",
-) -> Drawn:
-    queries, keys = 2 * source.normal(G, k, 1, 8), source.normal(G, n, 8)
-    h = RETENTION[variant](attend(queries, keys, keys, None)[1][:, :, 0])
-    return {"h": h, "values": source.normal(G, n, d)}, {"fast": fast, "norm": norm}
+def _retention(source: Source, x: Any) -> Arrays:
+    queries, keys = 2 * source.normal(x.G, x.k, 1, 8), source.normal(x.G, x.n, 8)
+    h = RETENTION[x.variant](attend(queries, keys, keys, None)[1][:, :, 0])
+    return {"h": h, "values": source.normal(x.G, x.n, x.d)}
 
 
-def _to_pool(source: Source, G: int, n: int, negative: bool = False, **parameters: Any) -> Drawn:
-    return {"x": source.uniform(G, n) - negative}, parameters
-
-
-BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
+BLOCKS: Mapping[str, Callable[[Source, Any], Arrays | None]] = {
+    **dict.fromkeys(("quantize", "quantize_dequantize", "outlier_score"), _vectors),
+    **dict.fromkeys(("attention", "received_attention"), _without_values),
     "attend": _attention,
-    "attention": _without_values,
-    "received_attention": _without_values,
     "keep_set": _selection,
     "compact": _moving,
-    "quantize": _vectors,
-    "quantize_channels": lambda source, parts, d, group, **rest: _vectors(
-        source, parts * group, d, group=group, **rest
-    ),
-    "dequantize": _stored,
-    "quantize_dequantize": _vectors,
+    "quantize_channels": _channels,
+    "dequantize": lambda source, x: _codes(source, (x.rows, x.length), x),
     "pack": _to_pack,
     "attend_coded": _coded_cache,
     "attend_pages": _paged,
@@ -417,7 +459,6 @@ BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "rotate": serving.rotations_drawn,
     "events": events.drawn,
     "eviction_error": _retention,
-    "pool": _to_pool,
-    "outlier_score": _vectors,
+    "pool": lambda source, x: {"x": source.uniform(x.G, x.n) - x.negative},
 }
-"""How the inputs of each building block are drawn; None: the numbers leave doubt, draw others."""
+"""How the inputs of each building block are drawn."""

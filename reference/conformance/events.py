@@ -251,16 +251,14 @@ def without(case: Case, event: int) -> tuple[dict[str, Array], dict[str, Any]]:
     return {"script": np.delete(script, event, axis=0), **vectors}, {**case.parameters}
 
 
-def drawn_script(
-    source: Source, events: int, requests: int, page: int, pages: int, stress: str
-) -> Array:
+def drawn_script(source: Source, x: Any) -> Array:
     """Draw a script; the events that ``stress`` names are drawn more often."""
-    often = [kind for kind in Kind for _ in range(4 if kind.name.lower() in stress else 1)]
+    often = [kind for kind in Kind for _ in range(4 if kind.name.lower() in x.stress else 1)]
     script, nothing = np.zeros((0, 4), dtype=int), np.zeros((1, 10**6, 0))
-    pool = Pool(pages, page, nothing, nothing)
-    while len(script) < events:
+    pool = Pool(x.pages, x.page, nothing, nothing)
+    while len(script) < x.events:
         kind = often[source.integers(0, len(often), 1)[0]]
-        number, other, count = (source.bits(3) % [requests, requests, 2 * page + 2]).tolist()
+        number, other, count = (source.bits(3) % [x.requests, x.requests, 2 * x.page + 2]).tolist()
         count //= 2 if kind == Kind.ARRIVE else 1
         if kind not in (Kind.ARRIVE, Kind.FORK) or (kind == Kind.ARRIVE and count == 0):
             other = NOBODY
@@ -278,29 +276,16 @@ def drawn_script(
     return script
 
 
-def drawn(
-    source: Source,
-    page: int,
-    pages: int,
-    requests: int,
-    G: int = 1,
-    rho: int = 1,
-    d: int = 4,
-    events: int = 0,
-    stress: str = "",
-    text: str = "",
-) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Draw a script and the vectors of its tokens; or those of a script that is given."""
-    script = (
-        script_of(text) if text else drawn_script(source, events, requests, page, pages, stress)
-    )
+def drawn(source: Source, x: Any) -> dict[str, Array]:
+    """Draw a script and the vectors of its tokens; or those of a script that is given as text."""
+    script = script_of(x.text) if x.text else drawn_script(source, x)
     t = int(tokens_of(script).sum())
-    vectors = {
-        "queries": 2 * source.normal(G, rho, t, d),
-        "keys": source.normal(G, t, d),
-        "values": 8 * source.normal(G, t, d),
+    return {
+        "script": script,
+        "queries": 2 * source.normal(x.G, x.rho, t, x.d),
+        "keys": source.normal(x.G, t, x.d),
+        "values": 8 * source.normal(x.G, t, x.d),
     }
-    return {"script": script, **vectors}, {"page": page, "pages": pages, "requests": requests}
 
 
 # --- the answer ----------------------------------------------------------------------------------

@@ -102,11 +102,9 @@ def block_cases(table: str, seed: int = 0, wanted: Wanted = lambda target: True)
         source = f"{group if 'axes' in entry else table} {entry['operations'][0]}"
         for number, sizes in enumerate(plan.rows(table, entry)):
             for operation in filter(wanted, entry["operations"]):
-                attempts = (
-                    draws.BLOCKS[operation](Source(f"{source} {number} {attempt}", seed), **sizes)
-                    for attempt in range(ATTEMPTS["block"])
-                )
-                drawn = next(each for each in attempts if each is not None)
+                sources = (f"{source} {number} {n}" for n in range(ATTEMPTS["block"]))
+                found = (draws.drawn(operation, Source(each, seed), sizes) for each in sources)
+                drawn = next(each for each in found if each is not None)
                 yield made_case(f"{operation}/{group}/{number}", group, None, drawn)
 
 
@@ -307,7 +305,7 @@ def any_case(target: str, choose: Choose, like: Case | None = None) -> Case | No
         return _any_cache(method, choose)
     if not operation_of(target).of_method:
         sizes = {name: choose(values) for name, values in plan.SMALL[target].items()}
-        drawn = draws.BLOCKS[target](_chosen_source(f"drawn {target}", choose), **sizes)
+        drawn = draws.drawn(target, _chosen_source(f"drawn {target}", choose), sizes)
         return None if drawn is None else made_case(f"{target}/drawn", "drawn", None, drawn)
     if like is None or like.method is None:
         example, softcap = choose(examples_of(method)), None

@@ -1,7 +1,7 @@
 """The result of a check: as objects, in words and as plain data; known failures."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -141,52 +141,33 @@ def read_xfails(file: Path) -> dict[str, str]:
     return found
 
 
-def judged(report: Report, known: Mapping[str, str]) -> Report:
-    """Return a report in which known failures are expected, and unexpected passes are failures."""
-
-    def judge(outcome: Outcome) -> Outcome:
-        case = outcome.case
-        reasons = [
-            reason
-            for pattern, reason in known.items()
-            if any(fnmatchcase(x, pattern) for x in (case.name, case.target, case.group))
-        ]
-        if not reasons or outcome.status == Status.NOT_TESTED:
-            return outcome
-        if outcome.status == Status.FAILED:
-            return Outcome(case, Status.EXPECTED, reasons[0])
-        said = f"passes, and is listed as a known failure ({reasons[0]}): remove it from the list"
-        return Outcome(case, Status.FAILED, said)
-
-    return _each(report, judge)
-
-
 def flag_of(case: Case) -> str | None:
     """Return the flag under which a right implementation may differ; None: it must pass."""
-    return next(
-        (
-            flag
-            for flag, about in FLAGS.items()
-            if any(fnmatchcase(case.name, pattern) for pattern in about["cases"])
-        ),
-        None,
-    )
+    patterns = ((flag, pattern) for flag, about in FLAGS.items() for pattern in about["cases"])
+    return next((flag for flag, x in patterns if fnmatchcase(case.name, x)), None)
 
 
-def allowing(report: Report, flags: Collection[str]) -> Report:
-    """Return a report in which failures that a flag allows are expected."""
+def judged(report: Report, known: Mapping[str, str], flags: Collection[str] = ()) -> Report:
+    """Return a report in which known failures are expected, and those that a flag allows.
 
-    def allow(outcome: Outcome) -> Outcome:
-        flag = flag_of(outcome.case)
-        if outcome.status != Status.FAILED or flag is None or flag not in flags:
+    A known failure that passes is a failure.
+    """
+
+    def judge(outcome: Outcome) -> Outcome:
+        case, failed = outcome.case, outcome.status == Status.FAILED
+        names, flag = (case.name, case.target, case.group), flag_of(case)
+        patterns = (each for each in known if any(fnmatchcase(name, each) for name in names))
+        reason = known.get(next(patterns, ""))
+        if failed and flag is not None and flag in flags:
+            return Outcome(case, Status.EXPECTED, FLAGS[flag]["why"])
+        if reason is None or outcome.status == Status.NOT_TESTED:
             return outcome
-        return Outcome(outcome.case, Status.EXPECTED, FLAGS[flag]["why"])
+        if failed:
+            return Outcome(case, Status.EXPECTED, reason)
+        said = f"passes, and is listed as a known failure ({reason}): remove it from the list"
+        return Outcome(case, Status.FAILED, said)
 
-    return _each(report, allow)
-
-
-def _each(report: Report, change: Callable[[Outcome], Outcome]) -> Report:
-    groups = (replace(each, outcomes=tuple(map(change, each.outcomes))) for each in report.groups)
+    groups = (replace(each, outcomes=tuple(map(judge, each.outcomes))) for each in report.groups)
     return replace(report, groups=tuple(groups))
 
 
@@ -244,34 +225,36 @@ def environment() -> dict[str, str]:
 
 
 def _group_to_plain(group: Group) -> dict[str, Any]:
-    failure, first = group.first_failure, None
-    if failure is not None:
-        flag = flag_of(failure.case)
-        first = {
-            "case": failure.case.name,
-            "reason": failure.reason,
-            "flag": "must" if flag is None else "may",
-            "why": None if flag is None else FLAGS[flag]["why"],
-            "smallest": None,
-        }
-        if failure.smallest is not None:
-            case = failure.smallest.case
-            first["smallest"] = {
-                "reason": failure.smallest.reason,
-                "parameters": dict(case.parameters),
-                "inputs": {name: _as_lists(x) for name, x in case.inputs.items()},
-                "expected": {name: _as_lists(each.value) for name, each in case.expected.items()},
-            }
+    untested = (each for each in group.outcomes if each.status == Status.NOT_TESTED)
     return {
         "target": group.target,
         "group": group.group,
         **{str(status).replace(" ", "_"): group.count(status) for status in Status},
         "margin": group.margin,
         "about": ABOUT_GROUPS.get(group.group),
-        "reasons_not_tested": sorted(
-            {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}
-        ),
-        "first_failure": first,
+        "reasons_not_tested": sorted({each.reason for each in untested}),
+        "first_failure": _failure_to_plain(group.first_failure),
+    }
+
+
+def _failure_to_plain(failure: Outcome | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    flag, smallest = flag_of(failure.case), failure.smallest
+    return {
+        "case": failure.case.name,
+        "reason": failure.reason,
+        "flag": "must" if flag is None else "may",
+        "why": None if flag is None else FLAGS[flag]["why"],
+        "smallest": smallest
+        and {
+            "reason": smallest.reason,
+            "parameters": dict(smallest.case.parameters),
+            "inputs": {name: _as_lists(x) for name, x in smallest.case.inputs.items()},
+            "expected": {
+                name: _as_lists(each.value) for name, each in smallest.case.expected.items()
+            },
+        },
     }
 
 

@@ -24,8 +24,6 @@ from kvlab.reference.conformance.operation import answers
 from kvlab.reference.notation import Array
 from kvlab.reference.streams import Source
 
-Drawn = tuple[dict[str, Array], dict[str, Any]]
-
 ANGLE = 2.0**-21
 """Largest relative error of an angle in float32: eight roundings."""
 
@@ -132,86 +130,61 @@ def _rounded(x: Array) -> Array:
     return E4M3.decode(E4M3.encode(x))
 
 
-def _scales(coded: str, G: int) -> dict[str, Array]:
+def _scales(x: Any) -> dict[str, Array]:
     """Return powers of two, because 16-bit formats hold the product with them exactly."""
-    steps = np.arange(G) % 3 * (coded == "heads")
-    return {"key_scales": 2.0 ** (-4 - steps), "value_scales": 2.0 ** (steps - 1)}
+    steps = np.arange(x.G) % 3 * (x.coded == "heads")
+    return (
+        {}
+        if x.coded == "none"
+        else {"key_scales": 2.0 ** (-4 - steps), "value_scales": 2.0 ** (steps - 1)}
+    )
 
 
-def requests_drawn(
-    source: Source,
-    requests: int,
-    rows: str,
-    page: int,
-    full: int,
-    border: int,
-    G: int,
-    rho: int,
-    d: int,
-    window: int = 0,
-    sinks: str = "none",
-    scale: float = 0,
-    softcap: float = 0,
-    coded: str = "none",
-    hole: bool = False,
-    shared: bool = False,
-    tail: str = "others",
-    poisoned: bool = False,
-) -> Drawn:
+def requests_drawn(source: Source, x: Any) -> dict[str, Array]:
     """Draw requests over one memory: ``border`` places beyond the end of a page, or before it.
 
     After ``full`` pages and more come those of the queries. A ``hole`` is an evicted page right
     before those, ``shared`` a first page that all requests have, and the ``tail`` what stands in a
     table behind its end. Poisoned memory holds NaN where no request may read.
     """
-    counts = np.resize(ROWS[rows], requests)
-    whole = -(-(counts + 1) // page) + full + source.integers(0, 3, requests)
-    lengths = (whole + 2 * hole + shared) * page + border
-    tables, written = _tables(source, lengths, counts, page, hole, shared, tail)
+    counts = np.resize(ROWS[x.rows], x.requests)
+    whole = -(-(counts + 1) // x.page) + x.full + source.integers(0, 3, x.requests)
+    lengths = (whole + 2 * x.hole + x.shared) * x.page + x.border
+    tables, written = _tables(source, lengths, counts, x)
     inputs = {
-        "queries": 2 * source.normal(G, rho, int(counts.sum()), d),
+        "queries": 2 * source.normal(x.G, x.rho, int(counts.sum()), x.d),
         "query_starts": np.cumsum([0, *counts]),
         "lengths": lengths,
-        "key_pages": source.normal(*written.shape, G, d),
-        "value_pages": 8 * source.normal(*written.shape, G, d),
+        "key_pages": source.normal(*written.shape, x.G, x.d),
+        "value_pages": 8 * source.normal(*written.shape, x.G, x.d),
         "tables": tables,
     }
     for name in ("key_pages", "value_pages"):
-        if coded != "none":
+        if x.coded != "none":
             inputs[name] = _rounded(16 * inputs[name])
-        if poisoned:
+        if x.poisoned:
             inputs[name][~written] = np.nan
-    if coded != "none":
-        inputs |= _scales(coded, G)
-    if SINKS[sinks] is not None:
-        inputs["sinks"] = SINKS[sinks] + source.normal(G, rho)
-    return inputs, {"scale": scale or None, "softcap": softcap or None, "window": window or None}
+    if SINKS[x.sinks] is not None:
+        inputs["sinks"] = SINKS[x.sinks] + source.normal(x.G, x.rho)
+    return inputs | _scales(x)
 
 
-def _tables(
-    source: Source,
-    lengths: Array,
-    counts: Array,
-    page: int,
-    hole: bool,
-    shared: bool,
-    tail: str,
-) -> tuple[Array, Array]:
+def _tables(source: Source, lengths: Array, counts: Array, x: Any) -> tuple[Array, Array]:
     """Return the requests' tables, and marks ``[pages, page]`` of the places that one reads."""
-    places = -(-lengths // page)
+    page, places = x.page, -(-lengths // x.page)
     memory = source.permutation(int(places.sum()) + SPARE)
     shape = len(lengths), int(places.max()) + 2
-    others = tail == "others"
-    tables = memory[source.integers(0, len(memory), *shape)] if others else np.full(shape, -1)
+    others = memory[source.integers(0, len(memory), *shape)] if x.tail == "others" else -1
+    tables = np.broadcast_to(others, shape).copy()
     written = np.zeros((len(memory), page), dtype=bool)
     for table, end, size, n, count in zip(
         tables, places.cumsum(), places, lengths, counts, strict=True
     ):
         table[:size] = memory[end - size : end]
         first = (n - count) // page
-        if shared and first > 0:
+        if x.shared and first > 0:
             table[0] = tables[0, 0]
-        if hole and first > 1:
+        if x.hole and first > 1:
             table[first - 1] = -1
         positions = np.arange(n)
         positions = positions[table[positions // page] >= 0]
@@ -230,69 +203,44 @@ STATES: Mapping[str, Any] = {
 """What is changed about log-sum-exps, by variant."""
 
 
-def states_drawn(
-    source: Source, states: int, G: int, rho: int, m: int, d: int, variant: str = "plain"
-) -> Drawn:
+def states_drawn(source: Source, x: Any) -> dict[str, Array]:
     """Draw outputs of parts of the entries; a part without an entry has the output 0."""
-    lses = STATES[variant](source, source.normal(states, G, rho, m))
-    outputs = 8 * source.normal(states, G, rho, m, d)
+    lses = STATES[x.variant](source, source.normal(x.states, x.G, x.rho, x.m))
+    outputs = 8 * source.normal(x.states, x.G, x.rho, x.m, x.d)
     outputs[np.isneginf(lses)] = 0
-    return {"outputs": outputs, "lses": lses}, {}
+    return {"outputs": outputs, "lses": lses}
 
 
-def writes_drawn(
-    source: Source,
-    t: int,
-    page: int,
-    G: int,
-    d: int,
-    order: str = "ascending",
-    skipped: str = "none",
-    coded: str = "none",
-    loud: bool = False,
-    faint: bool = False,
-) -> Drawn:
+SKIPPED = {
+    **{"none": slice(0), "first": slice(1), "last": slice(-1, None)},
+    **{"some": slice(None, None, 2), "all": slice(None)},
+}
+"""Tokens that are written nowhere."""
+
+
+def writes_drawn(source: Source, x: Any) -> dict[str, Array]:
     """Draw tokens and the slots into which they go; those that are ``skipped`` have the slot −1.
 
     ``loud`` numbers lie beyond the largest code, ``faint`` ones among the subnormal codes.
     """
-    pages = -(-t // page) + SPARE
-    slots = source.permutation(pages * page)[:t]
-    slots = np.sort(slots) if order == "ascending" else slots
-    skips = {
-        "none": [],
-        "first": [0],
-        "last": [t - 1],
-        "some": [*range(0, t, 2)],
-        "all": [*range(t)],
-    }
-    slots[skips[skipped]] = -1
-    far = 2.0**-7 if faint else 512 if loud else 1
-    inputs = {"keys": far * source.normal(G, t, d), "values": far * source.normal(G, t, d)}
-    inputs |= {
-        f"{name}_pages": _rounded(source.normal(pages, page, G, d)) for name in ("key", "value")
-    }
-    return {**inputs, "slots": slots, **({} if coded == "none" else _scales(coded, G))}, {}
+    pages = -(-x.t // x.page) + SPARE
+    slots = source.permutation(pages * x.page)[: x.t]
+    slots = np.sort(slots) if x.order == "ascending" else slots
+    slots[SKIPPED[x.skipped]] = -1
+    far = 2.0**-7 if x.faint else 512 if x.loud else 1
+    inputs = {name: far * source.normal(x.G, x.t, x.d) for name in ("keys", "values")}
+    for name in ("key_pages", "value_pages"):
+        inputs[name] = _rounded(source.normal(pages, x.page, x.G, x.d))
+    return {**inputs, "slots": slots, **_scales(x)}
 
 
-def rotations_drawn(
-    source: Source,
-    G: int,
-    n: int,
-    d: int,
-    order: str = "ascending",
-    first: int = 0,
-    base: float = 10000.0,
-    part: float = 1,
-    neighbours: bool = False,
-) -> Drawn:
+def rotations_drawn(source: Source, x: Any) -> dict[str, Array]:
     """Draw vectors and their positions; ``back`` are negative ones, which turn a vector back."""
-    positions = first + np.cumsum(source.integers(1, 4, n))
-    if order == "shuffled":
-        positions = positions[source.permutation(n)]
-    elif order == "repeated":
-        positions = first + source.integers(0, 3, n)
-    elif order == "back":
+    positions, x.rotated = x.first + np.cumsum(source.integers(1, 4, x.n)), int(x.d * x.part)
+    if x.order == "shuffled":
+        positions = positions[source.permutation(x.n)]
+    elif x.order == "repeated":
+        positions = x.first + source.integers(0, 3, x.n)
+    elif x.order == "back":
         positions = -positions
-    told = {"base": base, "rotated": int(d * part), "neighbours": neighbours}
-    return {"x": source.normal(G, n, d), "positions": positions}, told
+    return {"x": source.normal(x.G, x.n, x.d), "positions": positions}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvlab.reference.conformance.exporting import files_of
-from kvlab.reference.conformance.made import sized_cases
+from kvlab.reference.conformance.planned import sized_cases
 from support.sampling import sampled
 
 TARGETS = (

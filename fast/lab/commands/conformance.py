@@ -9,42 +9,20 @@ from typing import Annotated, Any
 from rich.markup import escape
 from typer import Argument, Exit, Option, Typer
 
+from kvlab.fast.lab import terminal
 from kvlab.fast.lab.commands.options import PROCESSORS, Json, check_output
 from kvlab.fast.lab.files import folder_of, named, write_text
 from kvlab.fast.lab.tables import Table
-from kvlab.fast.lab.terminal import (
-    console,
-    errors,
-    print_caption,
-    print_json,
-    print_line,
-    print_table,
-    reporting,
-    working,
-)
+from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance import publishing, vectors
-from kvlab.reference.conformance.checker import cases, check, made_on_the_spot
-from kvlab.reference.conformance.checker import fuzz as ask_drawn
+from kvlab.reference.conformance import checker, planned, publishing, report, vectors
+from kvlab.reference.conformance.checker import cases, made_on_the_spot
 from kvlab.reference.conformance.exporting import FORMATS, TEXTS, files_of
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.operation import DESCRIBED
-from kvlab.reference.conformance.planned import published_anew
 from kvlab.reference.conformance.program import Program as RunProgram
-from kvlab.reference.conformance.report import (
-    ABOUT_GROUPS,
-    FLAGS,
-    XFAILS,
-    Report,
-    Status,
-    allowing,
-    environment,
-    judged,
-    read_xfails,
-    shown,
-    to_plain,
-)
+from kvlab.reference.conformance.report import FLAGS, XFAILS, Report, Status
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.method import CommonOptions, Method, Wrapper, field_docstrings
 from kvlab.reference.processes import threads_of_processes
@@ -57,21 +35,28 @@ MOST_NAMES = 12
 
 
 File = Annotated[Path | None, Argument(help="Python file that defines IMPLEMENTATIONS.")]
-Program = Annotated[
-    str | None, Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
-]
-Stay = Annotated[
-    bool, Option("--stay", help="Start it once; it reads TARGET INPUT OUTPUT, a line per case.")
-]
-Arrays = Annotated[
-    str | None, Option(help="numpy, torch, cupy, jax.numpy; default: the file's ARRAYS.")
-]
+Part = Annotated[str | None, Option(help="A building block, method or step; default: all.")]
+Groups = Annotated[list[str] | None, Option(help="Groups to run; may be repeated.")]
+Exclude = Annotated[list[str] | None, Option(help="Groups to leave out; may be repeated.")]
+Minimise = Annotated[bool, Option(help="Look for the smallest inputs on which a group fails.")]
+Calls = Annotated[int, Option(min=1, help="Calls of each case.")]
+SIZES = "small: the vectors; kernel, long: drawn cases. May be repeated."
+Sizes = Annotated[list[str] | None, Option(help=SIZES)]
+Xfails = Annotated[Path | None, Option(help=f"Known failures; default: {XFAILS}, if there is one.")]
+MAY_DIFFER = f"Where a right implementation may differ: {', '.join(FLAGS)}."
+Allow = Annotated[list[str] | None, Option(help=MAY_DIFFER)]
+PROGRAM = "Program to run as PROGRAM TARGET INPUT OUTPUT."
+Program = Annotated[str | None, Option("--exec", help=PROGRAM)]
+STAY = "Start it once; it reads TARGET INPUT OUTPUT, a line per case."
+Stay = Annotated[bool, Option("--stay", help=STAY)]
+ARRAYS = "numpy, torch, cupy, jax.numpy; default: the file's ARRAYS."
+Arrays = Annotated[str | None, Option(help=ARRAYS)]
 Device = Annotated[str | None, Option(help="Device, as that library names it.")]
-Precision = Annotated[
-    str | None, Option(help="float32, float16 or bfloat16, for inputs and tolerance.")
-]
+PRECISION = "float32, float16 or bfloat16, for inputs and tolerance."
+Precision = Annotated[str | None, Option(help=PRECISION)]
 Timeout = Annotated[float, Option(help="Seconds that one case may take.")]
 Seed = Annotated[int, Option(min=0, help="Seed of the numbers in drawn cases.")]
+Jobs = Annotated[int, Option(min=1, help="Processes that answer cases at once.")]
 Target = Annotated[str, Argument(help="A building block, or a step as in h2o.score.")]
 Out = Annotated[Path, Option(help="Directory to write.")]
 
@@ -79,28 +64,14 @@ Out = Annotated[Path, Option(help="Directory to write.")]
 @app.command()
 def run(
     file: File = None,
-    target: Annotated[
-        str | None, Option(help="A building block, method or step; default: all.")
-    ] = None,
-    group: Annotated[list[str] | None, Option(help="Groups to run; may be repeated.")] = None,
-    exclude: Annotated[
-        list[str] | None, Option(help="Groups to leave out; may be repeated.")
-    ] = None,
-    minimise: Annotated[
-        bool, Option(help="Look for the smallest inputs on which a group fails.")
-    ] = True,
-    calls: Annotated[int, Option(min=1, help="Calls of each case.")] = 1,
-    sizes: Annotated[
-        list[str] | None,
-        Option(help="small: the vectors; kernel, long: drawn cases. May be repeated."),
-    ] = None,
-    xfails: Annotated[
-        Path | None, Option(help=f"Known failures; default: {XFAILS}, if there is one.")
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        Option(help=f"Where a right implementation may differ: {', '.join(FLAGS)}."),
-    ] = None,
+    target: Part = None,
+    group: Groups = None,
+    exclude: Exclude = None,
+    minimise: Minimise = True,
+    calls: Calls = 1,
+    sizes: Sizes = None,
+    xfails: Xfails = None,
+    allow: Allow = None,
     program: Program = None,
     arrays: Arrays = None,
     device: Device = None,
@@ -108,12 +79,12 @@ def run(
     stay: Stay = False,
     timeout: Timeout = 60.0,
     seed: Seed = 0,
-    jobs: Annotated[int, Option(min=1, help="Processes that answer cases at once.")] = 1,
+    jobs: Jobs = 1,
     json: Json = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     listed = xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
-    known = {} if listed is None else read_xfails(listed)
+    known = {} if listed is None else report.read_xfails(listed)
     for flag in allow or ():
         check_choice(FLAGS, allow=flag)
     with ThreadPoolExecutor(1) as reader, ExitStack() as opened:
@@ -124,8 +95,7 @@ def run(
         workers = [tested, *(tested.another() for _ in range(jobs - 1))]
         for each in workers:
             opened.enter_context(closing(each))
-        told = opened.enter_context(reporting(transient=True))
-        report = check(
+        found = checker.check(
             target,
             tested,
             others=workers[1:],
@@ -135,10 +105,10 @@ def run(
             calls=calls,
             sizes=sizes or ("small",),
             seed=seed,
-            progress=told,
+            progress=opened.enter_context(reporting(transient=True)),
         )
-    report = judged(allowing(report, allow or ()), known)
-    _finish(report, json, of=str(file or program), specification=vectors.SPECIFICATION)
+    found = report.judged(found, known, allow or ())
+    _finish(found, json, of=str(file or program), specification=vectors.SPECIFICATION)
 
 
 @app.command()
@@ -158,8 +128,8 @@ def fuzz(
     """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
     tested = _implementation(file, program, arrays, device, precision, stay, timeout)
     with closing(tested) as under_test, working("asking drawn cases"):
-        report = ask_drawn(target, under_test, seed, count)
-    _finish(report, json, of=str(file or program))
+        found = checker.fuzz(target, under_test, seed, count)
+    _finish(found, json, of=str(file or program))
 
 
 def _implementation(
@@ -185,33 +155,38 @@ def _implementation(
     return RunProgram(program, precision or "float32", timeout, stay)
 
 
-def _finish(report: Report, as_json: bool, **about: str) -> None:
+def _finish(found: Report, as_json: bool, **about: str) -> None:
     if as_json:
-        print_json({**to_plain(report), **about, "environment": environment()})
+        environment = {"environment": report.environment()}
+        print_json({**report.to_plain(found), **about, **environment})
     else:
-        _show(report)
-    if not report.passed:
+        _show(found)
+    if not found.passed:
         raise Exit(1)
 
 
-def _show(report: Report) -> None:
+def _show(found: Report) -> None:
     rows, last = [], ""
-    for group in report.groups:
-        if group.target in report.untested:
+    for group in found.groups:
+        if group.target in found.untested:
             continue
         counts = [str(group.count(status) or "") for status in Status]
         margin = "" if group.margin is None else f"{group.margin:.0%}"
         rows.append((group.target if group.target != last else "", group.group, *counts, margin))
         last = group.target
     print_table(Table(("target", "group", *map(str, Status), "margin"), rows, words=2))
-    if failures := report.failures():
-        console.print(escape(shown(failures)), style="red", highlight=False, soft_wrap=True)
-        console.print()
-    print_line(", ".join(f"{report.count(status)} {status}" for status in Status))
-    if report.untested:
-        names = ", ".join(report.untested[:MOST_NAMES])
-        more = len(report.untested) - MOST_NAMES
-        print_caption(f"nothing tested of: {names}{f' and {more} more' if more > 0 else ''}")
+    if failures := found.failures():
+        terminal.console.print(
+            escape(report.shown(failures)), style="red", highlight=False, soft_wrap=True
+        )
+        terminal.console.print()
+    print_line(", ".join(f"{found.count(status)} {status}" for status in Status))
+    if found.untested:
+        names = ", ".join(found.untested[:MOST_NAMES])
+        more = len(found.untested) - MOST_NAMES
+        terminal.print_caption(
+            f"nothing tested of: {names}{f' and {more} more' if more > 0 else ''}"
+        )
 
 
 @app.command("list")
@@ -227,7 +202,7 @@ def list_targets(json: Json = False) -> None:
     print_table(Table(("target", "groups"), table, words=2))
     told = [
         (group, about["stresses"], about["what"], about.get("thread", "planted"))
-        for group, about in ABOUT_GROUPS.items()
+        for group, about in report.ABOUT_GROUPS.items()
     ]
     print_table(Table(("group", "stresses", "finds, among others", "thread"), told, words=4))
 
@@ -298,7 +273,7 @@ def generate(
         methods.lookup(method)
     check_output("out", out / vectors.INDEX)
     with working("drawing the vectors"):
-        made = [*(published_anew() if method is None else made_on_the_spot(method))]
+        made = [*(planned.published_anew() if method is None else made_on_the_spot(method))]
     publishing.write(made, out)
     print_line(f"{len(made)} cases in {out}")
 
@@ -344,7 +319,7 @@ def verify() -> None:
     with working("computing the answers"):
         same, different = publishing.check_answers()
     for line in different:
-        errors.print(line, highlight=False)
+        terminal.errors.print(line, highlight=False)
     if different:
         raise Exit(1)
     print_line(f"{len(same)} files are the same")
