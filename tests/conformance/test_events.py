@@ -11,38 +11,17 @@ from kvlab.reference.conformance import check, load, published
 from kvlab.reference.conformance.checker import fuzz
 from kvlab.reference.conformance.events import script_of, text_of
 from kvlab.reference.conformance.made import made_case
+from support.kernels import TABLE
 
 EXAMPLE = Path("docs/examples/conformance/block_pool.py")
-RIGHT = """        if request is None or not request.scheduled:
-            self.column += 1
-            return
-"""
-WRONG = """        if request is None or not request.scheduled:
-            at = self.lost.pop(number)
-            self.pool.keys[at], self.pool.values[at] = self.keys[:, self.column], 0
-            self.column += 1
-            return
-"""
-REMEMBERED = """        request = self.live[number]
-        for block in request.blocks.values():
-"""
-GONE = """        if self.live[number].scheduled:
-            self.lost[number] = self.place_of_next(self.live[number])
-"""
-WRITES_LATE = (
-    (RIGHT, WRONG),
-    (REMEMBERED, f"{GONE}{REMEMBERED}"),
-    ("self.output, self.column =", "self.lost = {}\n        self.output, self.column ="),
-)
-"""A token in flight is written into the place that its request had."""
 
 
 @pytest.fixture
 def late(tmp_path):
     text = EXAMPLE.read_text()
-    for right, wrong in WRITES_LATE:
-        assert text.count(right) == 1
-        text = text.replace(right, wrong)
+    for each in TABLE["late"]:
+        assert text.count(each["right"]) == 1
+        text = text.replace(each["right"], each["wrong"])
     file = tmp_path / "late.py"
     file.write_text(text)
     return file

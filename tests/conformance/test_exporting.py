@@ -12,44 +12,14 @@ from safetensors.torch import load_file
 
 from kvlab.reference.conformance.exporting import files_of
 from kvlab.reference.conformance.planned import sized_cases
+from support.kernels import TABLE
 from support.sampling import sampled
 
+TEXTS = TABLE["texts"]
 TARGETS = (
     *("attend", "h2o.observe", "caote:h2o.score", "keep_set", "quantize", "encode"),
     *("attend_pages", "compact_pages", "attend_requests", "write_pages"),
 )
-
-ATTEND = """
-import torch
-def custom_kernel(data):
-    keys, queries = data["keys"].double(), data["queries"].double()
-    logits = torch.einsum("grmd,gnd->grmn", queries, keys) / keys.shape[-1] ** 0.5
-    if data["softcap"] is not None:
-        logits = data["softcap"] * torch.tanh(logits / data["softcap"])
-    hidden = data["positions"][:, None, None] > data["query_positions"][:, None]
-    weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
-    return torch.einsum("grmn,gnd->grmd", weights, data["values"].double()).float()
-"""
-REFERENCE = "from reference import ref_kernel as custom_kernel\n"
-WRONG = """
-from reference import ref_kernel
-def custom_kernel(data):
-    return {name: ~x if x.dtype == torch.bool else x + 1 for name, x in ref_kernel(data).items()}
-import torch
-"""
-RUNNER = """
-import sys, torch
-from reference import check_implementation, generate_input, kvlab_reference
-import right, wrong
-assert kvlab_reference.unpacked.name in sys.modules["kvlab"].__file__
-for line in sys.stdin:
-    arguments = dict(part.split(": ") for part in line.strip().split("; "))
-    data = generate_input(**{x: int(y) if y.isdigit() else y for x, y in arguments.items()})
-    for submission in (right, wrong):
-        cloned = {x: y.clone() if isinstance(y, torch.Tensor) else y for x, y in data.items()}
-        print(check_implementation(data, submission.custom_kernel(cloned))[0])
-"""
-"""What gpu-mode's eval.py does with the tests, without a GPU; each is such a line."""
 
 
 def write(files, folder):
@@ -68,9 +38,14 @@ def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
     assert {*named, "task.yml"} == {*files, "utils.py", "eval.py"}
     tests = [*task["tests"][:24:12], *task["tests"][24::16]]
     lines = "".join("; ".join(f"{x}: {y}" for x, y in each.items()) + "\n" for each in tests)
-    (tmp_path / "right.py").write_text(ATTEND if target == "attend" else REFERENCE)
-    (tmp_path / "wrong.py").write_text(WRONG)
-    command = [sys.executable, "-c", RUNNER]
+    own = (
+        TEXTS["attend"]
+        if target == "attend"
+        else "from reference import ref_kernel as custom_kernel\n"
+    )
+    (tmp_path / "right.py").write_text(own)
+    (tmp_path / "wrong.py").write_text(TEXTS["wrong"])
+    command = [sys.executable, "-c", TEXTS["runner"]]
     done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
     assert done.stdout.split() == ["True", "False"] * len(tests), done.stderr
 

@@ -14,34 +14,16 @@ from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.report import read_xfails
 from kvlab.reference.conformance.targets import operation_of
+from support.kernels import TABLE
 
 PROJECT = Path("docs/examples/conformance")
-
-READER = """
-import sys
-sys.modules["kvlab"] = None
-import numpy as np
-import kvlab_vectors
-from pathlib import Path
-cases = list(kvlab_vectors.read())
-assert not any(name.startswith(("kvlab.", "torch")) for name in sys.modules)
-for case in cases:
-    for expected in case.expected.values():
-        assert kvlab_vectors.difference(expected, expected.value) is None, case.name
-        counts = expected.where is None or expected.where.all()
-        if expected.kind != "keep" and counts and np.isfinite(expected.value).any():
-            assert kvlab_vectors.difference(expected, 2.0 * expected.value + 1), case.name
-whole = next(kvlab_vectors.read("h2o.whole_cache"))
-assert (Path(whole.parameters["model"]) / "model.safetensors").exists()
-print(len(cases))
-"""
 
 
 def test_the_package_of_vectors_needs_no_kvlab(tmp_path):
     done = CliRunner().invoke(app, ["conformance", "export", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert 'name = "kvlab-vectors"' in (tmp_path / "pyproject.toml").read_text()
-    command = [sys.executable, "-c", READER]
+    command = [sys.executable, "-c", TABLE["texts"]["reader"]]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     assert said.stdout.split() == [str(len(published()))]
