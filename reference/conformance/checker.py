@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -174,7 +174,14 @@ def _run_cases(
                     seconds -= min(seconds, monotonic() - began)
 
     try:
-        _work_at_once(work, workers, waiting)
+        with ThreadPoolExecutor(len(workers)) as pool:
+            others = [pool.submit(work, each) for each in workers[1:]]
+            try:
+                work(workers[0])
+            finally:
+                deque(waiting, maxlen=0)  # what stops the first leaves the others one target
+            for each in others:
+                each.result()
     except KeyboardInterrupt as stop:
         statuses = Counter(each.status for own in by_group.values() for each in own)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -185,35 +192,16 @@ def _run_cases(
     return Report(tuple(groups), tuple(target for target in targets if target not in asked))
 
 
-def _work_at_once(
-    work: Callable[[Implementation], None],
-    workers: Sequence[Implementation],
-    waiting: Iterator[str],
-) -> None:
-    """Let all workers take targets; what stops the first leaves the others their current one."""
-    with ThreadPoolExecutor(len(workers)) as pool:
-        others = [pool.submit(work, each) for each in workers[1:]]
-        try:
-            work(workers[0])
-        finally:
-            deque(waiting, maxlen=0)
-        for each in others:
-            each.result()
-
-
 def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Report:
     """Ask an implementation ``count`` drawn cases, several times in a row, until one fails."""
     if not under_test.offers(target):
         raise ValueError(f"the implementation offers none of {target}")
     outcomes: list[Outcome] = []
     source = Source(f"fuzz {target}", seed)
-    while len(outcomes) < count:
+    while len(outcomes) < count and not (outcomes and outcomes[-1].status == Status.FAILED):
         case = any_case(target, lambda values: values[_any_of(source, values)])
-        if case is None:
-            continue
-        outcomes.append(run_case(under_test, case, SECONDS, CALLS))
-        if outcomes[-1].status == Status.FAILED:
-            break
+        if case is not None:
+            outcomes.append(run_case(under_test, case, SECONDS, CALLS))
     return Report((Group(target, "drawn", tuple(outcomes)),), ())
 
 
@@ -223,24 +211,18 @@ def _any_of(source: Source, values: Sequence[Any]) -> int:
 
 def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
     if isinstance(implementation, Mapping):
-        return {_full_target(method, name): f for name, f in implementation.items()}
+        steps = [name for name in implementation if name in STEPS]
+        if steps and (method is None or method.rpartition(".")[2] in STEPS):
+            name = steps[0]
+            raise ValueError(f"target = {name!r} needs a method, as in 'h2o.{name}' or '*.{name}'")
+        return {f"{method}.{x}" if x in STEPS else x: f for x, f in implementation.items()}
     if not callable(implementation):
-        raise TypeError(
-            f"implementation must be a function or functions by target, got {implementation!r}"
-        )
+        allowed = "must be a function or functions by target"
+        raise TypeError(f"implementation {allowed}, got {implementation!r}")
     if method is None or method.partition(":")[0] in methods.names():
-        raise TypeError(
-            f"a function alone needs a target, as in check('h2o.score', f), got {method!r}"
-        )
+        needed = "needs a target, as in check('h2o.score', f)"
+        raise TypeError(f"a function alone {needed}, got {method!r}")
     return {method: implementation}
-
-
-def _full_target(method: str | None, name: str) -> str:
-    if name not in STEPS:
-        return name
-    if method is None or method.rpartition(".")[2] in STEPS:
-        raise ValueError(f"target = {name!r} needs a method, as in 'h2o.{name}' or '*.{name}'")
-    return f"{method}.{name}"
 
 
 def _selected(
@@ -253,11 +235,10 @@ def _selected(
     if not chosen:
         operation_of(method or "")
         raise ValueError(f"there are no vectors for {method!r}")
-    known = {case.group for case in everything}
-    wanted, unwanted = known if groups is None else set(groups), set(exclude)
-    for group in (*wanted, *unwanted):
-        if group not in known:
-            raise ValueError(f"group = {group!r} must be one of {', '.join(sorted(known))}")
+    known = sorted({case.group for case in everything})
+    wanted, unwanted = set(known if groups is None else groups), set(exclude)
+    for each in (*wanted, *unwanted):
+        check_choice(known, group=each)
     return [case for case in chosen if case.group in wanted - unwanted]
 
 

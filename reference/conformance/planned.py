@@ -60,7 +60,12 @@ Choose = Callable[[Sequence[Any]], Any]
 """Chooses one of several values; the first is the simplest."""
 
 
-def published_anew(wanted: Wanted = lambda target: True) -> Iterator[Case]:
+def everything(target: str) -> bool:
+    """Want every target."""
+    return True
+
+
+def published_anew(wanted: Wanted = everything) -> Iterator[Case]:
     """Draw the published cases of all targets that are wanted, in the order of the index."""
     yield from block_cases("block_groups", 0, wanted)
     yield from block_cases("small", 0, wanted)
@@ -95,7 +100,7 @@ def sized_cases(size: str, seed: int, wanted: Wanted) -> Iterator[Case]:
 # --- building blocks -----------------------------------------------------------------------------
 
 
-def block_cases(table: str, seed: int = 0, wanted: Wanted = lambda target: True) -> Iterator[Case]:
+def block_cases(table: str, seed: int = 0, wanted: Wanted = everything) -> Iterator[Case]:
     """Draw the cases of building blocks of a table."""
     for entry in plan.TABLES[table]:
         group = plan.group_of(table, entry)
@@ -157,31 +162,24 @@ def stream_cases(
 
 
 def method_cases(
-    example: Example, size: str, seed: int = 0, wanted: Wanted = lambda target: True
+    example: Example, size: str, seed: int = 0, wanted: Wanted = everything
 ) -> Iterator[Case]:
     """Draw the cases of an example on all streams of a size."""
     name, option = base_name(example.spec), is_option(example)
-    if not has_vectors(name):
-        return
+    steps = steps_of(example, STEPS, wanted) if has_vectors(name) else []
+    attempts = ATTEMPTS["stream"] if size == "small" else 1
     for group, told in STREAMS[size].items():
         suits = name not in told.get("without", ()) and name in told.get("only", (name,))
         if not suits or (option and group not in MAIN):
             continue
         sizes = {key: x for key, x in told.items() if key not in NO_SIZES}
-        budget = None if example.budget is None else told.get("budget", example.budget)
         shown = {key: told.get(key) for key in ("most", "entries")}
-        named = {"group": OPTIONS, "label": f"{group}-"} if option else {"group": group}
+        budget = None if example.budget is None else told.get("budget", example.budget)
+        asked, source = replace(example, budget=budget), f"{size} {group}"
+        title, label = (OPTIONS, f"{group}-") if option else (group, "")
+        given = asked, title, sizes, source, steps, seed, attempts
         try:
-            yield from stream_cases(
-                replace(example, budget=budget),
-                sizes=sizes,
-                source=f"{size} {group}",
-                steps=steps_of(example, STEPS, wanted),
-                seed=seed,
-                attempts=ATTEMPTS["stream"] if size == "small" else 1,
-                **named,
-                **shown,
-            )
+            yield from stream_cases(*given, label=label, **shown)
         except ValueError:  # the prompt is protected, and exceeds the budget
             if group in MAIN:
                 raise
@@ -192,32 +190,24 @@ def is_option(example: Example) -> bool:
     return examples_of(composition(example.spec))[0].spec != example.spec
 
 
-def option_cases(size: str, seed: int = 0, wanted: Wanted = lambda target: True) -> Iterator[Case]:
+def option_cases(size: str, seed: int = 0, wanted: Wanted = everything) -> Iterator[Case]:
     """Draw the planned cases of options: every two values of two options of a method meet.
 
     ``options`` are published; of ``kernel_options`` the last decisions of every row are shown.
     """
     large = size == "kernel_options"
+    tables, attempts = (("options", size), 1) if large else ((size,), ATTEMPTS["stream"])
     each, steps = (DECISIONS, (*OPTION_STEPS, "keep")) if large else (1, OPTION_STEPS)
-    for number, example, name in plan.option_rows(*(("options", size) if large else (size,))):
-        yield from stream_cases(
-            example,
-            plan.GROUPS[size],
-            STREAMS[size][name],
-            f"{size} {name}",
-            steps_of(example, steps, wanted),
-            seed,
-            1 if large else ATTEMPTS["stream"],
-            first=each * number,
-            most=each,
-            apart=large,
-        )
+    for number, example, name in plan.option_rows(*tables):
+        asked, source = steps_of(example, steps, wanted), f"{size} {name}"
+        given = plan.GROUPS[size], STREAMS[size][name], source, asked, seed, attempts
+        yield from stream_cases(example, *given, first=each * number, most=each, apart=large)
 
 
 # --- whole caches --------------------------------------------------------------------------------
 
 
-def cache_cases(table: str, wanted: Wanted = lambda target: True) -> Iterator[Case]:
+def cache_cases(table: str, wanted: Wanted = everything) -> Iterator[Case]:
     """Draw the whole caches of a table, each with the first batch that leaves no doubt."""
     for entry in plan.TABLES[table]:
         group = plan.group_of(table, entry)
@@ -235,13 +225,9 @@ def cache_case(row: Mapping[str, Any], source: Source, group: str, number: int =
     """Draw the tokens of a batch, and what happens to it."""
     row = {**WORDS["usual"], **row}
     name, _, own = row["method"].partition("@")
-    told = [own] if own else []
-    told += [
-        f"{key}={row[key]}"
-        for key in ("page", "kv_heads", "precision")
-        if row[key] != WORDS["usual"][key]
-    ]
-    spec = f"{name}@{','.join(told)}" if told else name
+    common = {key: row[key] for key in ("page", "kv_heads", "precision")}
+    told = [f"{key}={x}" for key, x in common.items() if x != WORDS["usual"][key]]
+    spec = "@".join(filter(None, (name, ",".join(filter(None, (own, *told))))))
     padding, calls = (np.array(WORDS[key][row[key]]) for key in ("padding", "calls"))
     N, t = len(padding), int(calls.sum())
     tokens = source.integers(1, whole_cache.model_in(str(MODEL)).config.vocab_size, N, t)

@@ -38,12 +38,7 @@ def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
     assert {*named, "task.yml"} == {*files, "utils.py", "eval.py"}
     tests = [*task["tests"][:24:12], *task["tests"][24::16]]
     lines = "".join("; ".join(f"{x}: {y}" for x, y in each.items()) + "\n" for each in tests)
-    own = (
-        TEXTS["attend"]
-        if target == "attend"
-        else "from reference import ref_kernel as custom_kernel\n"
-    )
-    (tmp_path / "right.py").write_text(own)
+    (tmp_path / "right.py").write_text(TEXTS["attend" if target == "attend" else "reference"])
     (tmp_path / "wrong.py").write_text(TEXTS["wrong"])
     command = [sys.executable, "-c", TEXTS["runner"]]
     done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
