@@ -1,7 +1,9 @@
 """The checker: what it takes, what it refuses, what counts as equal, and what it says."""
 
 import json
+import tomllib
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,74 +125,31 @@ def test_an_answer_that_is_remembered_by_the_address_of_its_input_is_wrong():
 # --- comparing -----------------------------------------------------------------------------------
 
 
-TWO = numbers(np.array([1.0, 2.0]))
-ALLOWED = TWO.tolerance["float32"][1] * 2
-FIRST = numbers(np.array([1.0, 2.0]), where=np.array([True, False]))
-INFINITE = numbers(np.array([np.inf, 1.0]))
-FAR = Expected("exact", np.array([70001, 70003]))
-TIED = np.array([[0.1, 0.5, 0.5 + 1e-12, 0.9]])
-EITHER = keep(np.array([[1, 3]]), numbers(TIED), np.ones((1, 4), dtype=bool))
-KEEP = Expected("keep", np.array([[1, 3, 120]]))
-MOST = Expected("at_most", np.array([1000, 1000]))
+TWO = np.array([1.0, 2.0])
+EITHER = numbers(np.array([[0.1, 0.5, 0.5 + 1e-12, 0.9]]))
+EXPECTED = {
+    "two": numbers(TWO),
+    "first": numbers(TWO, where=np.array([True, False])),
+    "infinite": numbers(np.array([np.inf, 1.0])),
+    "zero": numbers(np.zeros(2)),
+    "far": Expected("exact", np.array([70001, 70003])),
+    "either": keep(np.array([[1, 3]]), EITHER, np.ones((1, 4), dtype=bool)),
+    "keep": Expected("keep", np.array([[1, 3, 120]])),
+    "most": Expected("at_most", np.array([1000, 1000])),
+}
+ROWS = tomllib.loads(Path(__file__).with_name("equal.toml").read_text(encoding="utf-8"))["row"]
 
 
-@pytest.mark.parametrize(
-    ("expected", "found", "precision", "said"),
-    [
-        (TWO, [1.0, 2.0 + 0.9 * ALLOWED], "float32", None),
-        (TWO, [1.0, 2.0 + 1.2 * ALLOWED], "float32", "1 of 2 elements, most at [1]"),
-        (TWO, [1.0, 2.0 + 1.2 * ALLOWED], "bfloat16", None),
-        (TWO, [1.0, np.nan], "bfloat16", "most at [1]: nan instead of 2"),
-        (TWO, [1.0], "float32", "has the shape (1,), expected (2,)"),
-        (INFINITE, [3.4e38, 1.0], "float32", None),
-        (INFINITE, [1e20, 1.0], "float32", "1e+20 instead of inf"),
-        (INFINITE, [np.inf, np.inf], "float32", "inf instead of 1"),
-        (FIRST, [1.0, np.nan], "float32", None),
-        (FIRST, [1.5, np.nan], "float32", "1 of 2 elements, most at [0]"),
-        (FAR, np.array([70001, 70003], np.float32), "float32", None),
-        (FAR, [70001, 70004], "float32", "70004 instead of 70003"),
-        (FAR, [np.inf, np.inf], "float16", "is wrong in 2"),  # what float16 makes of them
-        (EITHER, [[1, 3]], "float32", None),
-        (EITHER, [[2, 3]], "float32", None),
-        (EITHER, [[0, 3]], "float32", "keeps [0] instead of [2]"),
-        (EITHER, [[1, 2]], "float32", "keeps [1] instead of [3]"),
-        (EITHER, [[3, 2]], "float32", "must ascend"),
-        (EITHER, [[2, 2]], "float32", "must ascend"),
-        (EITHER, [[2, 9]], "float32", "keeps [9] instead of [3]"),
-        (EITHER, [[-1, 3]], "float32", "keeps [-1] instead of [2]"),
-        (MOST, [500, 1000], "float32", None),
-        (MOST, [500, 1500], "float32", "is 1,500 at [1]; allowed are 1 to 1,000"),
-        (MOST, [500, 0], "float32", "is 0 at [1]; allowed are 1 to 1,000"),
-        (MOST, [500, np.nan], "float32", "is nan at [1]; allowed are 1 to 1,000"),
-    ],
-)
-def test_what_counts_as_equal(expected, found, precision, said):
-    reason = difference(expected, np.array(found), precision)
-    assert reason is None if said is None else said in str(reason)
-
-
-@pytest.mark.parametrize(
-    ("expected", "found", "left"),
-    [
-        (TWO, [1.0, 2.0 + 0.9 * ALLOWED], 0.1),
-        (TWO, [1.0 + 0.25 * ALLOWED, 2.0], 0.5),
-        (TWO, [1.0, 2.0], 1.0),
-        (FIRST, [1.0, np.nan], 1.0),
-        (INFINITE, [3.4e38, 1.0], 1.0),
-        (KEEP, [[1, 3, 120]], None),
-        (numbers(np.zeros(2)), [0.0, 0.0], None),
-    ],
-)
-def test_the_margin_is_what_is_left_of_the_tolerance(expected, found, left):
-    margin = compared(expected, found)[1]
-    assert margin == (None if left is None else pytest.approx(left, abs=1e-3))
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32, np.uint64, np.float32])
-def test_indices_of_any_number_format_have_to_ascend(dtype):
-    right_order = np.array([[1, 3, 120]], dtype=dtype)
-    assert difference(KEEP, right_order) is None
-    assert "must ascend" in str(difference(KEEP, right_order[:, ::-1]))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['expected']} {row['found']}")
+def test_what_counts_as_equal_and_the_margin_that_is_left(row):
+    expected, found = EXPECTED[row["expected"]], np.array(row["found"], row.get("dtype"))
+    if "off" in row:
+        found[-1] += row["off"] * expected.tolerance["float32"][1] * found[-1]
+    reason, margin = compared(expected, found, row.get("precision", "float32"))
+    assert reason is None if "said" not in row else row["said"] in str(reason)
+    if "precision" not in row:
+        left = row.get("left")
+        assert margin == (None if left is None else pytest.approx(left, abs=1e-3))
 
 
 def test_scores_that_differ_leave_no_choice_and_of_near_ties_the_later_is_expected():
@@ -198,7 +157,7 @@ def test_scores_that_differ_leave_no_choice_and_of_near_ties_the_later_is_expect
     kept = np.array([[False, False, True, True]])
     assert not near_threshold(scores, np.ones_like(kept), kept, (0.0, 1e-6)).any()
     assert near_threshold(scores, np.ones_like(kept), kept, (0.1, 0.0))[0, 1:3].all()
-    np.testing.assert_array_equal(EITHER.value, [[2, 3]])
+    np.testing.assert_array_equal(EXPECTED["either"].value, [[2, 3]])
 
 
 def test_wrong_marks_are_told_by_call_row_layer_and_head():
@@ -238,6 +197,28 @@ def test_small_cases_of_every_kind_are_found(target, function, name, most):
     smallest = check(target, function, groups=[group]).failures()[0].smallest
     assert smallest is not None and smallest.case.target == target
     assert smallest.case.inputs[name].size <= most
+
+
+class Late:
+    """An engine that is wrong from the third call on."""
+
+    precision = "float32"
+
+    def offers(self, target):
+        return True
+
+    def answer(self, case):
+        kept = case.expected["kept"].value.copy()
+        kept[2:] = ~kept[2:]
+        return {"kept": kept, "logits": case.expected["logits"].value}
+
+
+def test_the_smallest_failure_has_the_calls_up_to_the_first_wrong_one():
+    failure = check("h2o.whole_cache", Late(), groups=["cache_budgets"]).failures()[0]
+    assert failure.smallest is not None
+    calls, tokens = (failure.smallest.case.inputs[name] for name in ("calls", "tokens"))
+    assert len(calls) == 3 and tokens.shape[1] == calls.sum()
+    assert failure.smallest.reason.startswith("kept differs first in call 2")
 
 
 # --- reports -------------------------------------------------------------------------------------

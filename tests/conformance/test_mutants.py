@@ -1,18 +1,21 @@
 """The kit notices every one of more than three hundred plausible bugs."""
 
 import fnmatch
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
+from kvlab.reference.conformance.implementation import Functions
 from kvlab.reference.conformance.plan import GROUPS, SIZES
 from kvlab.reference.conformance.planned import STREAMS, sized_cases
 from kvlab.reference.conformance.report import ABOUT_GROUPS, FLAGS
-from support.mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Copy, identifier
+from support.mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Bug, Copy, identifier, planted_engine
 from support.sampling import sampled
 from support.site import module
 
@@ -21,26 +24,55 @@ copied = lru_cache(16)(Copy)
 """Groups of one method are looked at one after the other, and share its bugs."""
 
 
-def first_failure(copy: Copy, target: str, every: int = 1) -> str | None:
-    """Return the first case of a target that fails, of every so many."""
-    for case in [case for case in published() if belongs(case.target, target)][::every]:
-        if run_case(copy, case).status == Status.FAILED:
-            return case.name
+@lru_cache(16)
+def planted(bug: Bug | None) -> Functions:
+    """Return the engine of whole caches with a bug."""
+    return Functions(planted_engine(bug).IMPLEMENTATIONS)
+
+
+def first_failure(under_test, target: str, every: int = 1) -> str | None:
+    """Return the first case of a target, or of a group of whole caches, that fails."""
+
+    def asked(case):
+        return case.group == target if is_of_caches(target) else belongs(case.target, target)
+
+    with np.errstate(all="ignore"):
+        for case in [*filter(asked, published())][::every]:
+            if run_case(under_test, case).status == Status.FAILED:
+                return case.name
     return None
 
 
+def is_of_caches(group):
+    return group.startswith("cache_")
+
+
 FIRST_OF_EACH_FILE = list({bug.file: bug for bug in reversed(BUGS)}.values())
+FIRST_OF_EACH_GROUP = list({bug.target: bug for bug in reversed(CACHE_BUGS)}.values())
+QUICK = [*FIRST_OF_EACH_FILE[::2], *FIRST_OF_EACH_GROUP]
 
 
-@pytest.mark.parametrize("bug", sampled(BUGS, FIRST_OF_EACH_FILE[::2]), ids=identifier)
+@pytest.mark.parametrize("bug", sampled((*BUGS, *CACHE_BUGS), QUICK), ids=identifier)
 def test_the_kit_notices(bug):
-    assert first_failure(copied(bug), bug.target) is not None
+    under_test = planted(bug) if bug in CACHE_BUGS else copied(bug)
+    assert first_failure(under_test, bug.target) is not None
 
 
 @pytest.mark.parametrize("every", sampled((8, 1), (8,)))
 def test_a_copy_without_a_bug_passes(every):
     right, targets = Copy(None), sorted({bug.target for bug in BUGS})
     assert [first_failure(right, target, every) for target in targets] == [None] * len(targets)
+
+
+@pytest.mark.parametrize("every", sampled((2, 1), (2,)))
+@pytest.mark.parametrize("group", sorted(filter(is_of_caches, ABOUT_GROUPS)))
+def test_an_engine_without_a_bug_passes(group, every):
+    assert first_failure(planted(None), group, every) is None
+    first = next(case for case in published() if case.group == group)
+    assert run_case(planted(None), first).status == Status.PASSED
+    half = replace(planted(None), precision="float16")
+    outcome = run_case(half, first)
+    assert outcome.status == Status.NOT_TESTED and "float16" in outcome.reason
 
 
 @pytest.mark.parametrize("every", sampled((16, 1), (16,)))
@@ -81,10 +113,6 @@ def test_no_bug_is_lost_and_no_two_are_the_same():
     for own in ((*BUGS, *SIZED_BUGS), CACHE_BUGS):
         assert len({bug.name for bug in own}) == len(own)
     assert len({(bug.file, bug.changes) for bug in ALL}) == len(ALL)
-
-
-def is_of_caches(group):
-    return group.startswith("cache_")
 
 
 SIZED_GROUPS = {GROUPS[size]: size for size in SIZES}
