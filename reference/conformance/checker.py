@@ -23,7 +23,7 @@ from kvlab.reference.conformance.implementation import (
 from kvlab.reference.conformance.made import made_case
 from kvlab.reference.conformance.plan import SIZES, SMALL
 from kvlab.reference.conformance.planned import PUBLISHED, any_case, method_cases, sized_cases
-from kvlab.reference.conformance.report import Group, Outcome, Report, Status
+from kvlab.reference.conformance.report import Outcome, Report, Status
 from kvlab.reference.conformance.targets import STEPS, mistake_and_margin, operation_of
 from kvlab.reference.conformance.vectors import Case, read
 from kvlab.reference.conformance.whole_cache import first_calls
@@ -153,24 +153,24 @@ def _run_cases(
     calls: int,
     progress: Progress,
 ) -> Report:
-    targets = list(dict.fromkeys(case.target for case in chosen))
+    targets = dict.fromkeys(case.target for case in chosen)
     offered = [target for target in targets if workers[0].offers(target)]
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets)}")
-    asked = {target: [case for case in chosen if case.target == target] for target in offered}
-    by_group = {(name, case.group): list[Outcome]() for name in asked for case in asked[name]}
-    total, number, waiting = sum(map(len, asked.values())), count(), iter(offered)
+    asked = [case for case in chosen if case.target in offered]
+    found, failed = dict[str, Outcome](), set[tuple[str, str]]()
+    total, number, waiting = len(asked), count(), iter(offered)
 
     def work(under_test: Implementation) -> None:
-        nonlocal seconds
+        nonlocal seconds, failed
         for target in waiting:
-            for case in asked[target]:
+            for case in (case for case in asked if case.target == target):
                 progress(next(number), total, target)
-                outcomes = by_group[target, case.group]
-                first = not any(each.status == Status.FAILED for each in outcomes)
-                began = monotonic()
-                outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
-                if outcomes[-1].smallest is not None:
+                group, began = (target, case.group), monotonic()
+                allowed = 0.0 if group in failed else seconds
+                found[case.name] = outcome = run_case(under_test, case, allowed, calls)
+                failed |= {group} if outcome.status == Status.FAILED else set()
+                if outcome.smallest is not None:
                     seconds -= min(seconds, monotonic() - began)
 
     try:
@@ -183,13 +183,13 @@ def _run_cases(
             for each in others:
                 each.result()
     except KeyboardInterrupt as stop:
-        statuses = Counter(each.status for own in by_group.values() for each in own)
+        statuses = Counter(each.status for each in found.values())
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         stop.add_note(f"{statuses.total()} of {total} cases run: {counts or 'none'}")
         raise
     progress(total, total, "done")
-    groups = (Group(*key, tuple(outcomes)) for key, outcomes in by_group.items())
-    return Report(tuple(groups), tuple(target for target in targets if target not in asked))
+    outcomes = (found[case.name] for target in offered for case in asked if case.target == target)
+    return Report(tuple(outcomes), tuple(target for target in targets if target not in offered))
 
 
 def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Report:
@@ -202,7 +202,7 @@ def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Repo
         case = any_case(target, lambda values: values[_any_of(source, values)])
         if case is not None:
             outcomes.append(run_case(under_test, case, SECONDS, CALLS))
-    return Report((Group(target, "drawn", tuple(outcomes)),), ())
+    return Report(tuple(outcomes), ())
 
 
 def _any_of(source: Source, values: Sequence[Any]) -> int:

@@ -1,10 +1,11 @@
 """The result of a check: as objects, in words and as plain data; known failures."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from platform import platform, python_version
@@ -85,9 +86,18 @@ class Group:
 class Report:
     """The results of an implementation on all cases that were run."""
 
-    groups: tuple[Group, ...]
+    outcomes: tuple[Outcome, ...]
+    """In the order of the cases."""
     not_offered: tuple[str, ...]
     """Targets that have vectors and that the implementation does not offer."""
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The outcomes by target and group."""
+        found = defaultdict[tuple[str, str], list[Outcome]](list)
+        for each in self.outcomes:
+            found[each.case.target, each.case.group].append(each)
+        return tuple(Group(*key, tuple(own)) for key, own in found.items())
 
     @property
     def passed(self) -> bool:
@@ -96,18 +106,15 @@ class Report:
 
     def count(self, status: Status) -> int:
         """Number of cases that ended so."""
-        return sum(group.count(status) for group in self.groups)
+        return sum(each.status == status for each in self.outcomes)
 
     @property
     def untested(self) -> tuple[str, ...]:
         """Targets of which no case was tested."""
-        tried = {
-            group.target
-            for group in self.groups
-            if group.count(Status.PASSED) or group.count(Status.FAILED)
-        }
-        found = (group.target for group in self.groups if group.target not in tried)
-        return (*dict.fromkeys(found), *self.not_offered)
+        tested = Status.PASSED, Status.FAILED
+        tried = {each.case.target for each in self.outcomes if each.status in tested}
+        asked = dict.fromkeys(each.case.target for each in self.outcomes)
+        return (*(target for target in asked if target not in tried), *self.not_offered)
 
     def failures(self) -> list[Outcome]:
         """Return the first failure of every group that has one."""
@@ -167,8 +174,7 @@ def judged(report: Report, known: Mapping[str, str], flags: Collection[str] = ()
         said = f"passes, and is listed as a known failure ({reason}): remove it from the list"
         return Outcome(case, Status.FAILED, said)
 
-    groups = (replace(each, outcomes=tuple(map(judge, each.outcomes))) for each in report.groups)
-    return replace(report, groups=tuple(groups))
+    return replace(report, outcomes=tuple(map(judge, report.outcomes)))
 
 
 # --- in words ------------------------------------------------------------------------------------

@@ -38,20 +38,9 @@ def _read(pages: Array, table: Array, positions: Array, scales: Array | None) ->
 
 
 @answers("attend_requests")
-def _attend_requests(
-    queries,
-    query_starts,
-    lengths,
-    key_pages,
-    value_pages,
-    tables,
-    scale,
-    softcap,
-    window,
-    sinks=None,
-    key_scales=None,
-    value_scales=None,
-):
+def _attend_requests(queries, query_starts, lengths, key_pages, value_pages, tables, **given):
+    scale, softcap, window = (given[name] for name in ("scale", "softcap", "window"))
+    sinks, key_scales, value_scales = map(given.get, ("sinks", "key_scales", "value_scales"))
     output, lse = np.zeros(queries.shape), np.zeros(queries.shape[:-1])
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
     size = furthest = 0.0
