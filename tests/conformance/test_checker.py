@@ -14,6 +14,7 @@ from kvlab.reference.conformance.implementation import Functions
 from kvlab.reference.conformance.report import FLAGS, judged, read_xfails, to_plain
 from kvlab.reference.conformance.vectors import compared
 from kvlab.reference.selection import keep_set
+from support.kernels import Answering
 
 
 def right(scores, safe, room):
@@ -199,22 +200,14 @@ def test_small_cases_of_every_kind_are_found(target, function, name, most):
     assert smallest.case.inputs[name].size <= most
 
 
-class Late:
-    """An engine that is wrong from the third call on."""
-
-    precision = "float32"
-
-    def offers(self, target):
-        return True
-
-    def answer(self, case):
+def test_the_smallest_failure_has_the_calls_up_to_the_first_wrong_one():
+    def wrong_from_the_third_call_on(case):
         kept = case.expected["kept"].value.copy()
         kept[2:] = ~kept[2:]
         return {"kept": kept, "logits": case.expected["logits"].value}
 
-
-def test_the_smallest_failure_has_the_calls_up_to_the_first_wrong_one():
-    failure = check("h2o.whole_cache", Late(), groups=["cache_budgets"]).failures()[0]
+    late = Answering(wrong_from_the_third_call_on)
+    failure = check("h2o.whole_cache", late, groups=["cache_budgets"]).failures()[0]
     assert failure.smallest is not None
     calls, tokens = (failure.smallest.case.inputs[name] for name in ("calls", "tokens"))
     assert len(calls) == 3 and tokens.shape[1] == calls.sum()
@@ -246,24 +239,18 @@ def test_reports_as_json():
     assert judged(report, {}, ["equal_scores"]).passed and judged(report, {}) == report
 
 
-class Near:
-    """Answers all cases of pooling with a tenth of the tolerance left, one with less."""
+def test_a_group_reports_its_least_margin():
+    """A tenth of the tolerance is left of all cases of pooling, less of one."""
 
-    precision = "float32"
-
-    def offers(self, target):
-        return target == "pool"
-
-    def answer(self, case):
+    def near(case):
         (expected,) = case.expected.values()
         absolute, relative = expected.tolerance["float32"]
         used = 0.95 if case.name == "pool/plain/1" else 0.9
         value = expected.value.astype(np.float64)
         return {"pooled": value + used * (absolute + relative * np.abs(value))}
 
-
-def test_a_group_reports_its_least_margin():
-    told = {each["group"]: each["margin"] for each in to_plain(check("pool", Near()))["groups"]}
+    report = to_plain(check("pool", Answering(near, "pool")))
+    told = {each["group"]: each["margin"] for each in report["groups"]}
     assert told.pop("plain") == pytest.approx(0.05, abs=1e-3)
     assert all(each == pytest.approx(0.1, abs=1e-3) for each in told.values())
 

@@ -2,16 +2,30 @@
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from kvlab.reference.conformance import Isolated, Program, load
+from kvlab.reference.conformance import Case, Isolated, Program, load
 
 TABLE: dict[str, Any] = tomllib.loads(
     (Path(__file__).parent.parent / "conformance" / "kernels.toml").read_text(encoding="utf-8")
 )
+
+
+@dataclass
+class Answering:
+    """An implementation whose answers a function gives."""
+
+    answer: Callable[[Case], dict[str, Any]]
+    targets: str = "*"
+    precision: str = "float32"
+
+    def offers(self, target: str) -> bool:
+        return fnmatchcase(target, self.targets)
 
 
 def write(folder: Path, by: str, **instead: str) -> Path:
