@@ -199,7 +199,7 @@ def given(
     received = weights.sum(axis=2).mean(axis=1)
     size = nano.pooled((values**2).sum(axis=-1), 5) / nano.pooled(np.ones(received.shape), 5)
     return size / size.max(axis=-1, keepdims=True) * received
-check("ahakv.score", given, minimise=False).raise_for_failures()
+check("ahakv.score", given, minimise=False, exclude=["option_pairs"]).raise_for_failures()
 
 # %% 12
 # - Sinks are told by their position, recent entries by their index in the cache.
