@@ -199,8 +199,9 @@ def option_cases(size: str, seed: int = 0, wanted: Wanted = everything) -> Itera
     tables, attempts = (("options", size), 1) if large else ((size,), ATTEMPTS["stream"])
     each, steps = (DECISIONS, (*OPTION_STEPS, "keep")) if large else (1, OPTION_STEPS)
     for number, example, name in plan.option_rows(*tables):
-        asked, source = steps_of(example, steps, wanted), f"{size} {name}"
-        given = plan.GROUPS[size], STREAMS[size][name], source, asked, seed, attempts
+        group, asked = plan.GROUPS[size], steps_of(example, steps, wanted)
+        source = f"{group if large else size} {name}"
+        given = group, STREAMS[size][name], source, asked, seed, attempts
         yield from stream_cases(example, *given, first=each * number, most=each, apart=large)
 
 
