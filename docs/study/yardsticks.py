@@ -31,7 +31,7 @@ NEAR, FACTOR, SEEDS = 1e-2, 1.5, 4  # of flashinfer-bench, SOL-ExecBench; of gpu
 RULES = ("all within 1e-2", "99 % within 1e-2", "95 % within 1e-2", "1.5 × p95 of controls", "ours")
 SETS = {"plain": "plain random shapes", "published": "our published cases"}
 PLAIN_BUDGET = 128  # of the plain stream's 256 entries
-CONTROL = Bug("", "", ROOT / "attention.py", (("shape[-1])", "shape[-1], dtype=np.float32)"),))
+CONTROL = Bug("", "", ROOT / "attention.py", (("np.sqrt(d)", "np.sqrt(d, dtype=np.float32)"),))
 copied = lru_cache(32)(Copy)
 
 
