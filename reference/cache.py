@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, KeepSet, NewVectors, Positions
 from kvlab.reference.stored_vectors import StoredVectors
 
 
@@ -57,7 +57,7 @@ class LayerCache:
 
     keys: StoredVectors
     values: StoredVectors
-    positions: Int[Array, "G n"]
+    positions: Positions
     state: State = field(default_factory=State)
 
     @classmethod
@@ -84,8 +84,8 @@ class LayerCache:
 
     def append(
         self,
-        keys: Float[Array, "G m d"],
-        values: Float[Array, "G m d"],
+        keys: NewVectors,
+        values: NewVectors,
         positions: Int[Array, " m"],
         columns: Mapping[str, Column],
     ) -> "LayerCache":
@@ -102,7 +102,7 @@ class LayerCache:
             State(entries, self.state.stream),
         )
 
-    def compact(self, keep: Int[Array, "G kept"]) -> "LayerCache":
+    def compact(self, keep: KeepSet) -> "LayerCache":
         """Return the cache of these entries alone; nothing else evicts an entry."""
         if keep.shape[1] == len(self):
             return self

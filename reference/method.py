@@ -25,7 +25,7 @@ from kvlab.reference.granularity import (
     WholePages,
     with_score,
 )
-from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy, Schedule, Score
+from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy, Protect, Schedule, Score
 from kvlab.reference.precisions import precisions
 from kvlab.reference.selection import budget_entries
 
@@ -115,6 +115,18 @@ class Method(ABC):
         An entry counts as activated from the attention ``threshold`` on.
         """
         return None
+
+    def composed(
+        self,
+        score: Score,
+        schedule: Schedule,
+        protect: Protect,
+        budget: int | None,
+        reposition: bool = False,
+    ) -> Policy:
+        """Return a policy of this name that keeps a budget of entries; ValueError without one."""
+        kept = Entries(require_budget(self.name, budget))
+        return Policy(self.name, score, schedule, protect, kept, reposition=reposition)
 
     @abstractmethod
     def policy(self, budget: int | None) -> Policy:

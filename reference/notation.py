@@ -32,8 +32,21 @@ Attention = Float[Array, "G rho m n"]
 Vectors = Float[Array, "G n d"]
 """Keys or values of all entries."""
 
+NewVectors = Float[Array, "G m d"]
+"""Keys or values of a block."""
+
 Rows = Float[Array, "rows d"]
 """Vectors of which a code knows nothing else."""
+
+RowVectors = Float[Array, "*rows d"]
+"""Vectors whatever their axes are."""
+
+WindowQueries = Float[Array, "G rho w d"]
+WindowLogits = Float[Array, "G rho w n"]
+"""Logits of remembered queries, or their attention."""
+
+OverEntries = Float[Array, "... n"]
+"""One number per entry, whatever the axes before them are."""
 
 Positions = Int[Array, "G n"]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.notation import Array, Float, KeepSet, Marks, Queries, Scores
+from kvlab.reference.notation import Array, Float, KeepSet, Marks, NewVectors, Queries, Scores
 from kvlab.reference.observation import Clock, Observation, Rotate
 from kvlab.reference.policy import Policy, Score
 from kvlab.reference.selection import keep_set
@@ -24,8 +24,8 @@ class Block:
     clock: Clock
     layer: int
     queries: Queries
-    keys: Float[Array, "G m d"]
-    values: Float[Array, "G m d"]
+    keys: NewVectors
+    values: NewVectors
     confidence: Float[Array, " t"]
     rotate: Rotate | None = None
     """The layer's rotary embedding, for ``reposition`` and for scores that read it."""

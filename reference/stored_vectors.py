@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvlab.reference.codes import Code, Scale
-from kvlab.reference.notation import Array, Bool, Float, Int
+from kvlab.reference.notation import Array, Float, Int, KeepSet, Marks, Rows, Vectors
 from kvlab.reference.quantization import FULL_BITS, Quantized, quantize
 
 FULL = -1
@@ -39,7 +39,7 @@ class ChannelGroups(TokenGroups):
     def tokens(self) -> int:
         return self.group
 
-    def encode(self, x: Float[Array, "rows d"]) -> tuple[Array, ...]:
+    def encode(self, x: Rows) -> tuple[Array, ...]:
         return super().encode(x.reshape(-1, self.group, x.shape[1]).swapaxes(-1, -2))
 
     def decode(self, parts: tuple[Array, ...], d: int) -> Float[Array, "vectors d"]:
@@ -89,7 +89,7 @@ class StoredVectors:
     stores it and multiplies it after it is read.
     """
 
-    vectors: Float[Array, "G n d"]
+    vectors: Vectors
     """What attention reads: each vector as it came, or decoded."""
     table: Int[Array, "G n"]
     """Index into ``tables``; `FULL` for entries at full precision."""
@@ -133,13 +133,13 @@ class StoredVectors:
             row=np.concatenate([self.row, nowhere], axis=1),
         )
 
-    def take(self, keep: Int[Array, "G kept"]) -> "StoredVectors":
+    def take(self, keep: KeepSet) -> "StoredVectors":
         """Return the storage of these entries alone; the others are freed."""
         kept = np.arange(len(keep))[:, None], keep
         vectors, table, row = self.vectors[kept], self.table[kept], self.row[kept]
         return replace(self, vectors=vectors, table=table, row=row)._without_unused_rows()
 
-    def encode(self, code: Code, entries: Bool[Array, "G n"] | None = None) -> "StoredVectors":
+    def encode(self, code: Code, entries: Marks | None = None) -> "StoredVectors":
         """Store entries in a code, all at full precision if none are named.
 
         The first vectors fix the code's scale.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvlab.reference.notation import Array, Bool, Float, Int
+from kvlab.reference.notation import Array, Bool, Float, Int, RowVectors
 from kvlab.reference.observation import Clock, Rotate
 from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult, empty_cache, step
@@ -158,9 +158,7 @@ def random_stream(
     return Stream(*vectors, confidence, prompt, blocks, rotate=rotary)
 
 
-def rotary(
-    vectors: Float[Array, "*batch d"], positions: Int[Array, "..."]
-) -> Float[Array, "*batch d"]:
+def rotary(vectors: RowVectors, positions: Int[Array, "..."]) -> RowVectors:
     """Turn channels c and c + d/2 of vectors by positions · 10000^(-2c/d), as most models do."""
     frequencies = 10000.0 ** (-np.arange(0, vectors.shape[-1], 2) / vectors.shape[-1])
     angles = positions[..., None] * frequencies

@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 from tokenizers import Tokenizer
 
-from kvlab.reference.notation import Array, Float, Int
+from kvlab.reference.notation import Array, Float, Int, NewVectors, RowVectors
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = {
@@ -30,8 +30,8 @@ Attend = Callable[
     [
         int,
         Float[Array, "H m d"],
-        Float[Array, "G m d"],
-        Float[Array, "G m d"],
+        NewVectors,
+        NewVectors,
         Float[Array, "m width"],
     ],
     Float[Array, "H m d"],
@@ -203,9 +203,7 @@ class Transformer:
         head = embeddings if config.tied_embeddings else self.weights["lm_head.weight"]
         return self._norm(hidden, "model.norm") @ head.T
 
-    def rotate(
-        self, vectors: Float[Array, "*batch d"], positions: Int[Array, "..."]
-    ) -> Float[Array, "*batch d"]:
+    def rotate(self, vectors: RowVectors, positions: Int[Array, "..."]) -> RowVectors:
         """Turn vectors by a number of positions (RoPE); negative numbers turn back."""
         return turn(vectors, self._rotation(positions))
 
@@ -266,7 +264,7 @@ class Transformer:
         return plain.astype(np.float32)
 
 
-def turn(vectors: Float[Array, "*batch d"], rotation: Rotation) -> Float[Array, "*batch d"]:
+def turn(vectors: RowVectors, rotation: Rotation) -> RowVectors:
     """Turn vectors by the angles of a rotation; channels c and c + d/2 are a pair."""
     cos, sin = rotation
     half = vectors.shape[-1] // 2

@@ -7,6 +7,7 @@ import numpy as np
 
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.files import query_statistics
+from kvlab.reference.notation import OverEntries, WindowLogits
 from kvlab.reference.observation import Array, Bool, Float, Marks, Observation, Scores, State
 
 Border = Literal["zero", "shrink"]
@@ -30,7 +31,7 @@ def query_statistic(path: str, name: str, seen: Observation) -> Float[Array, "G 
 
 def window_logits(
     state: State, seen: Observation, size: int
-) -> tuple[Float[Array, "G rho w n"], Bool[Array, "G 1 w n"]]:
+) -> tuple[WindowLogits, Bool[Array, "G 1 w n"]]:
     """Return the scaled logits of the last ``size`` queries, and what each of them may see."""
     queries = state.stream["queries"][:, :, -size:]
     positions = state.stream["query_positions"][-size:]
@@ -39,13 +40,13 @@ def window_logits(
 
 def window_attention(
     state: State, seen: Observation, size: int, over: Marks | None = None
-) -> Float[Array, "G rho w n"]:
+) -> WindowLogits:
     """Attention of the last ``size`` queries over the present entries, or over ``over`` alone."""
     raw, mask = window_logits(state, seen, size)
     return softmax(raw, mask if over is None else mask & over[:, None, None, :])
 
 
-def mean_pool(x: Float[Array, "... n"], kernel: int, border: Border) -> Float[Array, "... n"]:
+def mean_pool(x: OverEntries, kernel: int, border: Border) -> OverEntries:
     """Average ``kernel`` neighbours; beyond the border lie zeros, or nothing (``shrink``)."""
     neighbours = windows_along_last(x, kernel, fill=0.0)
     if border == "zero":
@@ -54,14 +55,12 @@ def mean_pool(x: Float[Array, "... n"], kernel: int, border: Border) -> Float[Ar
     return neighbours.sum(axis=-1) / present.sum(axis=-1)
 
 
-def max_pool(x: Float[Array, "... n"], kernel: int) -> Float[Array, "... n"]:
+def max_pool(x: OverEntries, kernel: int) -> OverEntries:
     """Maximum over ``kernel`` neighbours."""
     return windows_along_last(x, kernel, fill=-np.inf).max(axis=-1)
 
 
-def windows_along_last(
-    x: Float[Array, "... n"], kernel: int, fill: float
-) -> Float[Array, "... n {kernel}"]:
+def windows_along_last(x: OverEntries, kernel: int, fill: float) -> Float[Array, "... n {kernel}"]:
     """Return for every element the ``kernel`` elements around it."""
     padding = [(0, 0)] * (x.ndim - 1) + [(kernel // 2, kernel // 2)]
     padded = np.pad(x, padding, constant_values=fill)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
+from kvlab.fast.kernels.notation import Bool, Float, Int, Probabilities, Queries, Tensor, Vectors
 from kvlab.reference.attention import GroupReduction
 
 Reduction = GroupReduction | Literal["none", "skip"]
@@ -28,11 +28,7 @@ def visible(
     return (entries <= query_positions[:, None, None, :, None]) & (entries >= 0)
 
 
-def logits(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
-    softcap: float | None = None,
-) -> Float[Tensor, "N G rho m n"]:
+def logits(queries: Queries, keys: Vectors, softcap: float | None = None) -> Probabilities:
     """Scaled dot products q·k/√d, squeezed into ±``softcap`` if a model asks for it (Gemma 2)."""
     N, G, rho, m, d = queries.shape
     n = keys.shape[2]
@@ -72,9 +68,7 @@ def softmax(
     return x if mask.shape[-1] < x.shape[-1] else x.mul_(mask.any(dim=-1, keepdim=True))
 
 
-def weighted_values(
-    attention: Float[Tensor, "N G rho m n"], values: Float[Tensor, "N G n d"]
-) -> Float[Tensor, "N G rho m d"]:
+def weighted_values(attention: Probabilities, values: Vectors) -> Queries:
     """Attention output X = A·V."""
     N, G, rho, m, n = attention.shape
     d = values.shape[3]
@@ -83,24 +77,24 @@ def weighted_values(
 
 
 def attend(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
-    values: Float[Tensor, "N G n d"],
+    queries: Queries,
+    keys: Vectors,
+    values: Vectors,
     mask: Bool[Tensor, "N #G _ m _"] | None,
     softcap: float | None = None,
-) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m n"]]:
+) -> tuple[Queries, Probabilities]:
     """Return the attention output and the attention probabilities of a block of queries."""
     attention = softmax(logits(queries, keys, softcap), mask)
     return weighted_values(attention, values), attention
 
 
 def attend_without_weights(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
-    values: Float[Tensor, "N G n d"],
+    queries: Queries,
+    keys: Vectors,
+    values: Vectors,
     mask: Bool[Tensor, "N #G _ m n"] | None,
     causal: bool = False,
-) -> Float[Tensor, "N G rho m d"]:
+) -> Queries:
     """Return the attention output alone, by PyTorch's fused kernels, in the keys' number format.
 
     Without a mask, ``causal`` lets row i read the first i + 1 entries.

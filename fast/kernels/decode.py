@@ -16,8 +16,8 @@ from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attend_rows import arguments_of, attend_rows
 from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import tl, triton
-from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
+from kvlab.fast.kernels.common import constexpr, tl, triton
+from kvlab.fast.kernels.notation import Float, Int, Marks, NewestQueries, Tensor, Vectors
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class RecurrenceCounters:
 
 
 def decode_attention(
-    queries: Float[Tensor, "N G rho 1 d"],
-    keys: Float[Tensor, "N G n d"],
-    values: Float[Tensor, "N G n d"],
+    queries: NewestQueries,
+    keys: Vectors,
+    values: Vectors,
     positions: Int[Tensor, "N G n"] | None = None,
     softcap: float | None = None,
     reduce: Reduction = "none",
     counters: RecurrenceCounters | None = None,
-    exact: Float[Tensor, "N G rho 1 d"] | None = None,
-) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
+    exact: NewestQueries | None = None,
+) -> tuple[NewestQueries, Tensor]:
     """Attend from one token to all entries; logits are q·k/√d, squeezed into ``softcap``.
 
     Keys and values may have any strides, with channels next to each other. Positions of -1 mark
@@ -91,10 +91,7 @@ def handed_out(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tens
 
 
 def count_recurrence(
-    elapsed: Int[Tensor, "N G n"],
-    interval: Int[Tensor, "N G n"],
-    active: Bool[Tensor, "N G n"],
-    counts: Bool[Tensor, "N G n"],
+    elapsed: Int[Tensor, "N G n"], interval: Int[Tensor, "N G n"], active: Marks, counts: Marks
 ) -> None:
     """Take in what a token activated, in place.
 
@@ -109,20 +106,15 @@ def count_recurrence(
 
 
 attend_to_parts = common.tuned(
-    common.blocks(4, 3, BLOCK_N=32),
-    common.blocks(4, 5, BLOCK_N=32),
-    common.blocks(2, 4, BLOCK_N=32),
-    common.blocks(4, 3, BLOCK_N=64),
-    common.blocks(4, 4, BLOCK_N=64),
-    common.blocks(8, 4, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_N=128),
+    "BLOCK_N",
+    ((4, 3, 32), (4, 5, 32), (2, 4, 32), (4, 3, 64), (4, 4, 64), (8, 4, 64), (8, 3, 128)),
     key=["magnitude", "rows", "D", "WIDE", "SCORES", "SOFTCAP"],
 )(attend_rows)
 """The rows are the query heads of one token."""
 
 
 def new_parts(
-    queries: Float[Tensor, "N G rho 1 d"], n: int, parts: int, scores: bool
+    queries: NewestQueries, n: int, parts: int, scores: bool
 ) -> tuple[Tensor, Float[Tensor, "heads parts rho"], Float[Tensor, "heads parts rho d"]]:
     """Allocate what attention to each part of n entries leaves for `combine`.
 
@@ -142,12 +134,12 @@ def combined(
     raw: Tensor,
     lse: Float[Tensor, "heads parts rho"],
     outputs: Float[Tensor, "heads parts rho d"],
-    output: Float[Tensor, "N G rho 1 d"],
+    output: NewestQueries,
     n: int,
     reduce: Reduction,
     counters: RecurrenceCounters | None = None,
-    exact: Float[Tensor, "N G rho 1 d"] | None = None,
-) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
+    exact: NewestQueries | None = None,
+) -> tuple[NewestQueries, Tensor]:
     """Fill ``output`` and ``exact``; return what `decode_attention` returns."""
     N, G, rho, _, d = output.shape
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
@@ -170,9 +162,8 @@ def combined(
 def combine(
     raw, lse, part_output, output, exact, received, elapsed, interval,
     n, parts, threshold, s_head,
-    RHO: tl.constexpr, D: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, REDUCE: tl.constexpr, COUNT: tl.constexpr,
-    EARLY: tl.constexpr,
+    RHO: constexpr, D: constexpr, BLOCK_RHO: constexpr, BLOCK_D: constexpr, BLOCK_N: constexpr,
+    BLOCK_PARTS: constexpr, REDUCE: constexpr, COUNT: constexpr, EARLY: constexpr,
 ):  # fmt: skip
     """Turn raw logits into probabilities, and the parts' outputs into one.
 
@@ -225,7 +216,7 @@ def combine(
 
 
 @common.kernel
-def joined_softmax(lse, head, row, parts, RHO: tl.constexpr, BLOCK_PARTS: tl.constexpr):
+def joined_softmax(lse, head, row, parts, RHO: constexpr, BLOCK_PARTS: constexpr):
     """Return the weights of parts ``[parts, rows]``, and what makes logits probabilities.
 
     That is: what to subtract from them, and by what to multiply their exponentials.

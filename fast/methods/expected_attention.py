@@ -5,7 +5,7 @@ import torch
 from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.engine.windows import query_statistic, remember_queries
 from kvlab.fast.kernels.attention import logits, softmax
-from kvlab.fast.kernels.notation import Bool, Candidates, Float, Int, Room, Scores, Tensor
+from kvlab.fast.kernels.notation import Candidates, Float, Int, Real, Room, Scores, Tensor
 from kvlab.reference.methods import expected_attention as reference
 
 
@@ -64,9 +64,7 @@ class AttentionToCome(Score[reference.AttentionToCome]):
         return *mean_and_covariance(found), first
 
 
-def moments(
-    queries: Float[Tensor, "N G rho m d"], counted: Bool[Tensor, "N m"]
-) -> Float[Tensor, "N G rho c c"]:
+def moments(queries: Float[Tensor, "N G rho m d"], counted: Real) -> Float[Tensor, "N G rho c c"]:
     """Sum the products of all channels, and of a channel of ones: second moments, sums, count."""
     rows = torch.cat([queries, torch.ones_like(queries[..., :1])], dim=-1)
     rows = rows * counted[:, None, None, :, None]

@@ -12,15 +12,13 @@ import numpy as np
 
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
+from kvlab.reference.notation import Array, Marks, Scores, Vectors, WindowLogits, WindowQueries
 from kvlab.reference.observation import NO_ATTENTION, Bool, Column, Float, Int, Observation, State
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.policy import Edges, EveryBlock, Policy, Score
 from kvlab.reference.windows import Border, mean_pool, remember_queries
 
 
-def spread(
-    raw: Float[Array, "G rho w n"], mask: Bool[Array, "G rho w n"]
-) -> Float[Array, "G rho w 1"]:
+def spread(raw: WindowLogits, mask: Bool[Array, "G rho w n"]) -> Float[Array, "G rho w 1"]:
     """Standard deviation of each row's visible logits."""
     count = mask.sum(axis=-1, keepdims=True)
     mean = np.where(mask, raw, 0.0).sum(axis=-1, keepdims=True) / count
@@ -69,8 +67,8 @@ class SharpenedRecentAttention(Score):
         return rows.sum(axis=2).mean(axis=1)  # [AhaKV 5]
 
     def sharpened(
-        self, queries: Float[Array, "G rho w d"], positions: Int[Array, " w"], seen: Observation
-    ) -> Float[Array, "G rho w n"]:
+        self, queries: WindowQueries, positions: Int[Array, " w"], seen: Observation
+    ) -> WindowLogits:
         """Sharpened attention of these queries over all present entries."""
         raw = seen.logits(queries)
         mask = np.broadcast_to(visible(positions, seen.positions), raw.shape)
@@ -78,7 +76,7 @@ class SharpenedRecentAttention(Score):
 
     def factors(
         self,
-        raw: Float[Array, "G rho w n"],
+        raw: WindowLogits,
         mask: Bool[Array, "G rho w n"],
         positions: Int[Array, " w"],
         seen: Observation,
@@ -103,7 +101,7 @@ class SharpenedRecentAttention(Score):
         gain = np.maximum(gain, self.options.gain_floor)
         return np.where((excess > 1)[None, None, :, None], gain, 1.0)
 
-    def prior(self, values: Float[Array, "G n d"]) -> Scores:
+    def prior(self, values: Vectors) -> Scores:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""
         if self.options.value_prior == "none":
             return np.ones(values.shape[:2])
@@ -163,10 +161,6 @@ class AhaKV(Method):
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)
-        return Policy(
-            self.name,
-            SharpenedRecentAttention(self, budget),
-            EveryBlock(self.every),
-            Edges(self.sinks, self.recent),
-            Entries(budget),
-        )
+        edges = Edges(self.sinks, self.recent)
+        score = SharpenedRecentAttention(self, budget)
+        return self.composed(score, EveryBlock(self.every), edges, budget)

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvlab.reference.granularity import with_score
 from kvlab.reference.method import Example, Wrapper
+from kvlab.reference.notation import OverEntries, Vectors
 from kvlab.reference.observation import Array, Bool, Float, Marks, Observation, Scores, State
 from kvlab.reference.policy import Around, EveryBlock, Full, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
@@ -18,7 +19,7 @@ from kvlab.reference.windows import among_candidates, mean_pool
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
 
 
-def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
+def normalize(retention: OverEntries) -> OverEntries:
     """Divide by the sum; all zero becomes uniform."""
     if (retention < 0).any():
         raise ValueError("CAOTE needs retention scores that are at least 0, got a negative one")
@@ -27,9 +28,7 @@ def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
     return np.divide(retention, total, out=uniform, where=total > 0)  # [CAOTE 22]
 
 
-def eviction_error(
-    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float = 2
-) -> Float[Array, "... n"]:
+def eviction_error(h: OverEntries, values: Float[Array, "... n d"], norm: float = 2) -> OverEntries:
     """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
 
     Where h_j is above one half, which holds for at most one entry, `dominant_error` says the same.
@@ -41,7 +40,7 @@ def eviction_error(
     return np.where(dominant, dominant_error(h, values, norm), error) if dominant.any() else error
 
 
-def remaining_mass(h: Float[Array, "... n"]) -> Float[Array, "... n"]:
+def remaining_mass(h: OverEntries) -> OverEntries:
     """Return Σh − h_j: of equal entries the same, and without cancellation."""
     total = h.sum(axis=-1, keepdims=True)
     dominant = h > total / 2
@@ -49,9 +48,7 @@ def remaining_mass(h: Float[Array, "... n"]) -> Float[Array, "... n"]:
     return np.where(dominant, others, total - h)
 
 
-def dominant_error(
-    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float
-) -> Float[Array, "... n"]:
+def dominant_error(h: OverEntries, values: Float[Array, "... n d"], norm: float) -> OverEntries:
     """h_j·‖Σ_{i≠j} h_i·v_i/(1 − h_j) − v_j‖ of the entry above one half: Eq. 21 in another form.
 
     The output of the others keeps the digits that the printed form loses as h_j → 1. An entry with
@@ -66,8 +63,8 @@ def dominant_error(
 
 
 def fast_eviction_error(
-    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float = 2
-) -> Float[Array, "... n"]:
+    h: OverEntries, values: Float[Array, "... n d"], norm: float = 2
+) -> OverEntries:
     """FastCAOTE: the unweighted mean of all present values stands in for the output.
 
     An entry with all the mass has infinite error.
@@ -80,7 +77,7 @@ def fast_eviction_error(
 
 
 def joint_error(
-    h: Float[Array, "... n"], values: Float[Array, "... n d"], evicted: Bool[Array, "... n"]
+    h: OverEntries, values: Float[Array, "... n d"], evicted: Bool[Array, "... n"]
 ) -> Float[Array, "..."]:
     """Exact change of the output when a whole set is evicted: ‖Σ_E h(v − X)‖/(1 − Σ_E h)."""
     output = (h[..., None] * values).sum(axis=-2, keepdims=True)
@@ -132,7 +129,7 @@ class EvictionError(Around):
             ]
         )
 
-    def group_error(self, h: Float[Array, "G k n"], values: Float[Array, "G n d"]) -> Scores:
+    def group_error(self, h: Float[Array, "G k n"], values: Vectors) -> Scores:
         """Error of each entry over the query group; L2 is the exact change of all its outputs."""
         measure = fast_eviction_error if self.options.fast else eviction_error
         per_head = measure(h, values[:, None], self.options.norm)

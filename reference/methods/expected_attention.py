@@ -15,10 +15,10 @@ import numpy as np
 
 from kvlab.reference.attention import softmax
 from kvlab.reference.files import read_statistics
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.method import Example, Method
 from kvlab.reference.notation import Queries
 from kvlab.reference.observation import Array, Bool, Float, Marks, Needs, Observation, Scores, State
-from kvlab.reference.policy import AfterPrefillThenEveryDecode, Edges, Entries, Policy, Score
+from kvlab.reference.policy import AfterPrefillThenEveryDecode, Edges, Policy, Score
 from kvlab.reference.windows import query_statistic, remember_queries
 
 
@@ -145,10 +145,5 @@ class ExpectedAttention(Method):
             read_statistics(self.statistics)
 
     def policy(self, budget: int | None) -> Policy:
-        return Policy(
-            self.name,
-            AttentionToCome(self),
-            AfterPrefillThenEveryDecode(self.every),
-            Edges(sinks=self.sinks),
-            Entries(require_budget(self.name, budget)),
-        )
+        schedule = AfterPrefillThenEveryDecode(self.every)
+        return self.composed(AttentionToCome(self), schedule, Edges(sinks=self.sinks), budget)

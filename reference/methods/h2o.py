@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvlab.reference.attention import GroupReduction, reduce_group
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.observation import Column, Marks, Needs, Observation, Scores, State
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.policy import Edges, EveryBlock, Policy, Score
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,5 @@ class H2O(Method):
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)
         recent = budget // 2 if self.recent is None else self.recent
-        return Policy(
-            self.name,
-            AccumulatedAttention(self),
-            EveryBlock(self.every),
-            Edges(recent=recent),
-            Entries(budget),  # [H2O 2]
-        )
+        score, edges = AccumulatedAttention(self), Edges(recent=recent)
+        return self.composed(score, EveryBlock(self.every), edges, budget)  # [H2O 2]

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.method import Example, Method
 from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
-from kvlab.reference.policy import AfterPrefill, Entries, EveryBlock, Nobody, Policy, Score
+from kvlab.reference.policy import AfterPrefill, EveryBlock, Nobody, Policy, Score
 
 SHORTEST = 1e-12
 """A shorter vector has no direction: its cosine is 0."""
@@ -64,10 +64,5 @@ class KeyDiff(Method):
 
     def policy(self, budget: int | None) -> Policy:
         once = self.schedule == "after_prefill"
-        return Policy(
-            self.name,
-            KeyDifference(self.anchor),
-            AfterPrefill() if once else EveryBlock(self.every),
-            Nobody(),
-            Entries(require_budget(self.name, budget)),
-        )
+        schedule = AfterPrefill() if once else EveryBlock(self.every)
+        return self.composed(KeyDifference(self.anchor), schedule, Nobody(), budget)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.method import Example, Method
 from kvlab.reference.observation import NO_ATTENTION, Marks, Observation, Scores, State
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.policy import Edges, EveryBlock, Policy, Score
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,5 @@ class Knorm(Method):
     compared = ("knorm", "knorm@recent=16")
 
     def policy(self, budget: int | None) -> Policy:
-        return Policy(
-            self.name,
-            KeyNorm(),
-            EveryBlock(self.every),
-            Edges(recent=self.recent),
-            Entries(require_budget(self.name, budget)),  # [Knorm 2]
-        )
+        edges = Edges(recent=self.recent)
+        return self.composed(KeyNorm(), EveryBlock(self.every), edges, budget)  # [Knorm 2]

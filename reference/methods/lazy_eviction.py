@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.attention import GroupReduction, reduce_group
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.method import Example, Method
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Column, Float, Needs, Observation, State
-from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
+from kvlab.reference.policy import Edges, EveryDecode, Policy, Score
 
 LARGEST = 2.0
 """The most that H1 and H2 give together, each at most 1."""
@@ -167,10 +167,9 @@ class LazyEviction(Method):
         return Recurrence(cls(threshold=threshold))
 
     def policy(self, budget: int | None) -> Policy:
-        return Policy(
-            self.name,
+        return self.composed(
             Recurrence(self),
             EveryDecode(self.window),  # [LazyEviction Algorithm 1, line 8]
             Edges(recent=self.window),  # [LazyEviction Eq. 5, window]
-            Entries(require_budget(self.name, budget)),  # [LazyEviction Eq. 5, budget]
+            budget,  # [LazyEviction Eq. 5, budget]
         )

@@ -16,7 +16,7 @@ from kvlab.reference.checks import check_window
 from kvlab.reference.granularity import OneForAllHeads
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.observation import Marks, Needs, Observation, Scores, State
-from kvlab.reference.policy import AfterPrefillThenEverySeen, Entries, Nobody, Policy, Score
+from kvlab.reference.policy import AfterPrefillThenEverySeen, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
 
 KERNEL = 5
@@ -75,10 +75,5 @@ class LongFlow(Method):
         budget = require_budget(self.name, budget)
         check_window(self.window, budget)
         score = Contribution(self.window)
-        return Policy(
-            self.name,
-            score if self.heads == "apart" else OneForAllHeads(score, "layer"),
-            AfterPrefillThenEverySeen(1),
-            Nobody(),
-            Entries(budget),
-        )
+        score = score if self.heads == "apart" else OneForAllHeads(score, "layer")
+        return self.composed(score, AfterPrefillThenEverySeen(1), Nobody(), budget)

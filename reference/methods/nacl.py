@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlab.reference.attention import softmax
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.method import Example, Method
 from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
-from kvlab.reference.policy import AfterPrefill, Entries, Policy, Protect, Score
+from kvlab.reference.policy import AfterPrefill, Policy, Protect, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import remember_queries, window_attention, window_logits
 
@@ -122,10 +122,4 @@ class NACL(Method):
             raise ValueError(f"temperature = {self.temperature} must be positive")
 
     def policy(self, budget: int | None) -> Policy:
-        return Policy(
-            self.name,
-            ProxyAndSample(self),
-            AfterPrefill(),
-            SinksAndTail(self),
-            Entries(require_budget(self.name, budget)),
-        )
+        return self.composed(ProxyAndSample(self), AfterPrefill(), SinksAndTail(self), budget)

@@ -16,7 +16,7 @@ from kvlab.reference.granularity import Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Bool, Column, Needs, Observation, State
-from kvlab.reference.policy import Edges, Entries, EveryDecode, Policy, Score
+from kvlab.reference.policy import Edges, EveryDecode, Policy, Score
 from kvlab.reference.selection import rank
 
 
@@ -131,7 +131,7 @@ class RaaS(Method):
         budget = require_budget(self.name, budget)
         schedule, protect = EveryDecode(self.every), Edges(prompt=self.pin_prompt)
         if self.page is None:
-            return Policy(self.name, LastUse(self), schedule, protect, Entries(budget))
+            return self.composed(LastUse(self), schedule, protect, budget)
         return Policy(
             self.name,
             PageUse(self.page, stamped_pages=budget // self.page // 2),

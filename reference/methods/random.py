@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from kvlab.reference.granularity import OneForAllHeads, with_score
-from kvlab.reference.method import Example, Method, Wrapper, require_budget
+from kvlab.reference.method import Example, Method, Wrapper
 from kvlab.reference.observation import NO_ATTENTION, Array, Marks, Observation, Scores, State
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.policy import Edges, EveryBlock, Policy, Score
 
 MULTIPLIERS = (0x7FEB352D, 0x5BD1E995, 0x27D4EB2F)
 """Odd numbers of 31 bits, well mixed: their products with 32 bits fit 64 signed ones."""
@@ -103,10 +103,5 @@ class Random(_Drawing):
     before_another = _MatchedControl
 
     def policy(self, budget: int | None) -> Policy:
-        return Policy(
-            self.name,
-            Draw(self.draw, self.seed),
-            EveryBlock(self.every),
-            Edges(recent=self.recent),
-            Entries(require_budget(self.name, budget)),  # [Random 2]
-        )
+        score, edges = Draw(self.draw, self.seed), Edges(recent=self.recent)
+        return self.composed(score, EveryBlock(self.every), edges, budget)  # [Random 2]

@@ -16,7 +16,6 @@ from kvlab.reference.observation import Marks, Observation, Scores, State
 from kvlab.reference.policy import (
     Around,
     Edges,
-    Entries,
     EveryGeneratedBeyond,
     EveryMultipleBeyond,
     Policy,
@@ -68,10 +67,7 @@ class RandomAttention(Method):
         budget = require_budget(self.name, budget)
         kept = budget + self.recent if self.newest == "beside" else budget
         check_window(self.recent, kept)
-        return Policy(
-            self.name,
-            PromptFirst(Draw("each", self.seed)),
-            SCHEDULES[self.counted](self.recent, start=kept),
-            Edges(recent=self.recent, prompt=self.prompt == "whole"),
-            Entries(kept),  # [Random-Attention 2]
-        )
+        schedule = SCHEDULES[self.counted](self.recent, start=kept)
+        edges = Edges(recent=self.recent, prompt=self.prompt == "whole")
+        score = PromptFirst(Draw("each", self.seed))
+        return self.composed(score, schedule, edges, kept)  # [Random-Attention 2]

@@ -17,7 +17,7 @@ from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
-from kvlab.reference.policy import AfterPrefillThenEverySeen, Edges, Entries, Policy, Score
+from kvlab.reference.policy import AfterPrefillThenEverySeen, Edges, Policy, Score
 from kvlab.reference.windows import among_candidates, max_pool, remember_queries, window_logits
 
 
@@ -90,10 +90,5 @@ class RKV(Method):
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)
         check_window(self.window, budget)
-        return Policy(
-            self.name,
-            ImportanceMinusRedundancy(self),
-            AfterPrefillThenEverySeen(self.every),
-            Edges(recent=self.window),
-            Entries(budget),
-        )
+        schedule, edges = AfterPrefillThenEverySeen(self.every), Edges(recent=self.window)
+        return self.composed(ImportanceMinusRedundancy(self), schedule, edges, budget)

@@ -13,7 +13,7 @@ from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
-from kvlab.reference.policy import AfterPrefill, Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.policy import AfterPrefill, Edges, EveryBlock, Policy, Score
 from kvlab.reference.windows import (
     Border,
     among_candidates,
@@ -81,10 +81,5 @@ class SnapKV(Method):
         budget = require_budget(self.name, budget)
         check_window(self.window, budget)
         once = self.schedule == "after_prefill"
-        return Policy(
-            self.name,
-            WindowAttention(self),
-            AfterPrefill() if once else EveryBlock(self.every),
-            Edges(recent=self.window),
-            Entries(budget),
-        )
+        schedule = AfterPrefill() if once else EveryBlock(self.every)
+        return self.composed(WindowAttention(self), schedule, Edges(recent=self.window), budget)

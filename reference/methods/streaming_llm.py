@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.full import Recency
-from kvlab.reference.policy import Edges, Entries, EveryBlock, EverySeenBeyond, Policy
+from kvlab.reference.policy import Edges, EveryBlock, EverySeenBeyond, Policy
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,7 @@ class StreamingLLM(Method):
             raise ValueError(
                 f"sinks = {self.sinks} must be at least 0 and smaller than budget = {budget}"
             )
-        return Policy(
-            self.name,
-            Recency(),
-            EverySeenBeyond(self.every, start=budget) if self.when_full else EveryBlock(self.every),
-            Edges(sinks=self.sinks, recent=budget - self.sinks),  # [StreamingLLM 1]
-            Entries(budget),
-            reposition=self.reposition,
-        )
+        full = EverySeenBeyond(self.every, start=budget)
+        schedule = full if self.when_full else EveryBlock(self.every)
+        edges = Edges(sinks=self.sinks, recent=budget - self.sinks)  # [StreamingLLM 1]
+        return self.composed(Recency(), schedule, edges, budget, self.reposition)

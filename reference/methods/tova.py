@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.method import Example, Method
 from kvlab.reference.observation import Array, Float, Marks, Needs, Observation, Scores, State
-from kvlab.reference.policy import Entries, EveryBlock, Nobody, Policy, Score
+from kvlab.reference.policy import EveryBlock, Nobody, Policy, Score
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,4 @@ class TOVA(Method):
     compared = ("tova", "tova@per_head=true")
 
     def policy(self, budget: int | None) -> Policy:
-        return Policy(
-            self.name,
-            LastRowAttention(self),
-            EveryBlock(self.every),
-            Nobody(),
-            Entries(require_budget(self.name, budget)),
-        )
+        return self.composed(LastRowAttention(self), EveryBlock(self.every), Nobody(), budget)

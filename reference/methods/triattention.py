@@ -15,9 +15,9 @@ import numpy as np
 
 from kvlab.reference.files import read_statistics
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
+from kvlab.reference.notation import Array, Marks, RowVectors, Scores
 from kvlab.reference.observation import Clock, Float, Needs, Observation, State
-from kvlab.reference.policy import Edges, Entries, EveryGeneratedBeyond, Policy, Score, crosses
+from kvlab.reference.policy import Edges, EveryGeneratedBeyond, Policy, Score, crosses
 from kvlab.reference.windows import query_statistic
 
 AHEAD = tuple(2**power for power in range(17))
@@ -82,9 +82,7 @@ def pairs(seen: Observation) -> Float[Array, "d d"]:
     return (seen.rotate(channels, np.ones(len(channels), dtype=int)) != 0).astype(float)
 
 
-def pair_lengths(
-    x: Float[Array, "*rows d"], together: Float[Array, "d d"]
-) -> Float[Array, "*rows d"]:
+def pair_lengths(x: RowVectors, together: Float[Array, "d d"]) -> RowVectors:
     """Return for every channel the length of the complex number that it is in."""
     return np.sqrt(x**2 @ together)
 
@@ -134,10 +132,5 @@ class TriAttention(Method):
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)
-        return Policy(
-            self.name,
-            TrigonometricSeries(self),
-            OnceFull(self.every, start=budget),
-            Edges(prompt=self.prompt == "whole"),
-            Entries(budget),
-        )
+        schedule, edges = OnceFull(self.every, start=budget), Edges(prompt=self.prompt == "whole")
+        return self.composed(TrigonometricSeries(self), schedule, edges, budget)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.method import Example, Method
 from kvlab.reference.observation import NO_ATTENTION, Marks, Observation, Scores, State
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
+from kvlab.reference.policy import Edges, EveryBlock, Policy, Score
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,5 @@ class ValueNorm(Method):
     compared = ("value_norm", "value_norm@recent=16")
 
     def policy(self, budget: int | None) -> Policy:
-        return Policy(
-            self.name,
-            ValueLength(),
-            EveryBlock(self.every),
-            Edges(recent=self.recent),
-            Entries(require_budget(self.name, budget)),  # [ValueNorm 2]
-        )
+        edges = Edges(recent=self.recent)
+        return self.composed(ValueLength(), EveryBlock(self.every), edges, budget)  # [ValueNorm 2]

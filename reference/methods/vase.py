@@ -21,7 +21,7 @@ from kvlab.reference.methods.random import BITS, Draw, draws
 from kvlab.reference.methods.random_attention import SCHEDULES, Counted
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
-from kvlab.reference.policy import Edges, Entries, Policy, Score
+from kvlab.reference.policy import Edges, Policy, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
 
@@ -139,10 +139,6 @@ class VaSE(Method):
                 f"large = {self.large} of budget = {budget} must leave recent = {self.recent}"
             )
         score = LargeValuesAndSample(draw, self.recent, self.first, large, self.size)
-        return Policy(
-            self.name,
-            score if self.rated_by == "attention" else ProjectedNorms(draw, self.first),
-            SCHEDULES[self.counted](self.recent, start=budget),
-            Edges(recent=self.recent),
-            Entries(budget),
-        )
+        score = score if self.rated_by == "attention" else ProjectedNorms(draw, self.first)
+        schedule = SCHEDULES[self.counted](self.recent, start=budget)
+        return self.composed(score, schedule, Edges(recent=self.recent), budget)
