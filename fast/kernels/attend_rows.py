@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from kvlab.fast.kernels import common
-from kvlab.fast.kernels.common import tl
+from kvlab.fast.kernels.common import constexpr, tl
 from kvlab.fast.kernels.notation import Float, Int, Positions, Queries, Tensor, Vectors
 
-SCANNED = tl.constexpr(1024)
+SCANNED = constexpr(1024)
 """Positions that are looked at together, to see where a loop begins or ends."""
 
 
@@ -39,7 +39,7 @@ def without_hidden(logits, some, held, entry_at, row_at):
 
 
 @common.kernel
-def logits_of_block(q, k, scale, softcap, SOFTCAP: tl.constexpr):
+def logits_of_block(q, k, scale, softcap, SOFTCAP: constexpr):
     """Return logits ``[rows, entries]``, also of entries that a row may not read."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if SOFTCAP:
@@ -51,9 +51,8 @@ def logits_of_block(q, k, scale, softcap, SOFTCAP: tl.constexpr):
 def attend_rows(
     queries, keys, values, rows_at, entries_at, gains, raw, lse, output,
     m, n, rows, tall, magnitude, parts, heads_of_one, scale, softcap,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SOFTCAP: tl.constexpr, WIDE: tl.constexpr, SCORES: tl.constexpr, WITH_VALUES: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    D: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr, SOFTCAP: constexpr,
+    WIDE: constexpr, SCORES: constexpr, WITH_VALUES: constexpr, EARLY: constexpr = False,
 ):  # fmt: skip
     """Attention of a head's rows to one part of its entries.
 

@@ -30,7 +30,7 @@ import torch
 
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.common import constexpr, tl, triton
 from kvlab.fast.kernels.notation import Float, Marks, PerEntry, PerRow, Tensor, Vectors
 
 EXACT = "donot_use_mm_for_euclid_dist"
@@ -108,21 +108,21 @@ def fast_eviction_error(
 
 # --- in Triton ------------------------------------------------------------------------------------
 
-DOMINANT = tl.constexpr(0.5)
+DOMINANT = constexpr(0.5)
 """Share above which an entry's error is computed from the output of all others."""
 DOMINANT_IN_FLOAT32 = 0.999
 """The same for an output that is given in float32: its distance loses three of seven digits here.
 One program alone then sums the others, which is slow: 8 KiB of values at a time."""
 BYTES_OF_A_LANE = 16
 """What a lane loads at once, and adds up: Triton 3.6 loses channels of lanes that lie apart."""
-WALKED = tl.constexpr(32)
+WALKED = constexpr(32)
 """Entries that a program sums together where it sums all."""
 PROGRAMS = 1024
 """Programs that compute errors; each takes several blocks."""
 
 
 @common.kernel
-def in_pieces(weights, piece, TYPE: tl.constexpr):
+def in_pieces(weights, piece, TYPE: constexpr):
     """Return weights as numbers of 16 bits, and by what to multiply each row's products.
 
     A tensor core multiplies 16 bits exactly, so a weight of float32 is a sum of three such
@@ -143,20 +143,16 @@ def in_pieces(weights, piece, TYPE: tl.constexpr):
 
 
 @common.tuned(
-    common.blocks(4, 3, BLOCK_N=64),
-    common.blocks(4, 2, BLOCK_N=64),
-    common.blocks(4, 4, BLOCK_N=32),
-    common.blocks(8, 3, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_N=128),
+    "BLOCK_N",
+    ((4, 3, 64), (4, 2, 64), (4, 4, 32), (8, 3, 64), (8, 3, 128)),
     key=["magnitude", "ROWS", "D", "parts", "WIDE"],
 )
 @common.kernel
 def sums_of_others(
     retention, values, largest, sums, masses, places,
     n, magnitude, parts, blocks,
-    ROWS: tl.constexpr, D: tl.constexpr, PIECES: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    FAST: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: constexpr, D: constexpr, PIECES: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr,
+    BLOCK_D: constexpr, FAST: constexpr, WIDE: constexpr,
 ):  # fmt: skip
     """Sum values, weighted by every row of a head, over one part of the entries.
 
@@ -193,7 +189,7 @@ def sums_of_others(
         if v.dtype.is_fp16():
             product *= down[:, None]
         total += product
-    TOGETHER: tl.constexpr = BLOCK_ROWS // PIECES
+    TOGETHER: constexpr = BLOCK_ROWS // PIECES
     total = tl.sum(tl.reshape(total, [TOGETHER, PIECES, BLOCK_D]), axis=1)
     line, column = tl.arange(0, TOGETHER)[:, None], tl.arange(0, BLOCK_D)[None, :]
     first = (head * parts + part) * ROWS
@@ -211,7 +207,7 @@ def own_error(h, own, rest, left, most):
 
 
 @common.kernel
-def add_own_errors(errors, place, found, ROWS: tl.constexpr):
+def add_own_errors(errors, place, found, ROWS: constexpr):
     """Add what rows ``found`` of their dominant entries to those entries' errors."""
     if ROWS > 1:
         same = place[:, None] == place[None, :]
@@ -225,9 +221,8 @@ def add_own_errors(errors, place, found, ROWS: tl.constexpr):
 def join_parts(
     retention, values, points, exact, sums, masses, places, errors,
     n, most,
-    ROWS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK_D: tl.constexpr,
-    FAST: tl.constexpr, ANEW: tl.constexpr,
+    ROWS: constexpr, D: constexpr, PARTS: constexpr, BLOCK_ROWS: constexpr, BLOCK_PARTS: constexpr,
+    BLOCK_D: constexpr, FAST: constexpr, ANEW: constexpr,
 ):  # fmt: skip
     """Join the sums of a head's parts, and find the error of every row's dominant entry.
 
@@ -273,7 +268,7 @@ def join_parts(
 def add_heavy_errors(
     retention, values, errors, head, first, last,
     n, limit, most,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_D: constexpr,
 ):  # fmt: skip
     """Add errors of entries above ``limit`` from ``first`` to ``last``: all others are summed."""
     number, column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_D)
@@ -305,21 +300,16 @@ def add_heavy_errors(
 
 
 @common.tuned(
-    common.blocks(4, 1, BLOCK_N=128, STAGES=1),
-    common.blocks(2, 1, BLOCK_N=64, STAGES=1),
-    common.blocks(2, 3, BLOCK_N=64, STAGES=3),
-    common.blocks(4, 3, BLOCK_N=64, STAGES=3),
-    common.blocks(8, 1, BLOCK_N=64, STAGES=1),
-    common.blocks(8, 3, BLOCK_N=64, STAGES=3),
+    "BLOCK_N STAGES",
+    ((4, 1, 128, 1), (2, 1, 64, 1), (2, 3, 64, 3), (4, 3, 64, 3), (8, 1, 64, 1), (8, 3, 64, 3)),
     key=["magnitude", "ROWS", "D", "WALK"],
 )
 @common.kernel
 def errors_of_entries(
     retention, values, points, exact, largest, errors,
     n, magnitude, parts, limit, most,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, IN_A_LANE: tl.constexpr, STAGES: tl.constexpr,
-    WALK: tl.constexpr,
+    ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
+    WIDTH: constexpr, IN_A_LANE: constexpr, STAGES: constexpr, WALK: constexpr,
 ):  # fmt: skip
     """Distance of every value to every row's output, weighted, L2 over the rows.
 
@@ -332,9 +322,9 @@ def errors_of_entries(
     Grid: (heads, parts); a program walks some blocks.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    LANES: tl.constexpr = WIDTH // IN_A_LANE
-    CHUNKS: tl.constexpr = BLOCK_D // WIDTH
-    UNIT: tl.constexpr = 1.0 if ROWS == 1 else 16777216.0  # small errors have squares, too
+    LANES: constexpr = WIDTH // IN_A_LANE
+    CHUNKS: constexpr = BLOCK_D // WIDTH
+    UNIT: constexpr = 1.0 if ROWS == 1 else 16777216.0  # small errors have squares, too
     chunk = tl.arange(0, CHUNKS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     held = ()  # they stay in registers
     for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]

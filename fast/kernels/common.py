@@ -30,8 +30,9 @@ if TYPE_CHECKING or find_spec("triton"):
     import triton
     import triton.language as tl
     from triton import knobs
+    from triton.language import constexpr
 else:
-    triton = tl = knobs = Missing()
+    triton = tl = knobs = constexpr = Missing()
 
 
 def kernel(function: Callable[..., Any], changing: Sequence[str] = ()) -> Any:
@@ -53,13 +54,10 @@ def to_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " N"]
 # --- configurations ------------------------------------------------------------------------------
 
 
-def blocks(warps: int, stages: int, **sizes: int) -> triton.Config:
-    """Return a configuration: sizes of blocks, warps of a program, stages of its loops."""
-    return triton.Config(sizes, num_warps=warps, num_stages=stages)
-
-
-def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any], Any]:
+def tuned(sizes: str, tried: Sequence[Sequence[int]], key: Sequence[str]) -> Callable[[Any], Any]:
     """Let Triton try configurations, once per process and for every change of a ``key`` argument.
+
+    Those ``tried`` are warps of a program, stages of its loops, and the kernel's ``sizes`` by name.
 
     Only kernels that write nothing but outputs of their own may be tuned: they run several times. A
     configuration that does not fit into shared memory is passed over; the interpreter takes the
@@ -67,8 +65,13 @@ def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any],
     on disk.
     """
     only_first = knobs.runtime.interpret or os.environ.get("KVLAB_TUNE") == "0"
-    tried = configurations[:1] if only_first else configurations
-    return triton.autotune(configs=list(tried), key=list(key))
+    configurations = [
+        triton.Config(
+            dict(zip(sizes.split(), own, strict=True)), num_warps=warps, num_stages=stages
+        )
+        for warps, stages, *own in (tried[:1] if only_first else tried)
+    ]
+    return triton.autotune(configs=configurations, key=list(key))
 
 
 # --- how the entries of a head are shared out over programs --------------------------------------
@@ -181,7 +184,7 @@ def squeezed(logits, softcap):
 
 
 @kernel
-def in_reach(weights, TYPE: tl.constexpr):
+def in_reach(weights, TYPE: constexpr):
     """Return weights of at most 1 in a number format; those in float16 are multiplied by 2^15.
 
     The smallest number of float16 is 6e-8, and beside an attention sink a weight may be smaller.
@@ -192,7 +195,7 @@ def in_reach(weights, TYPE: tl.constexpr):
 
 
 @kernel
-def out_of_reach(product, TYPE: tl.constexpr):
+def out_of_reach(product, TYPE: constexpr):
     """Undo the power of two of `in_reach`."""
     if TYPE.is_fp16():
         product = product * (1 / 32768)
@@ -212,7 +215,7 @@ def into_reach(largest):
 @kernel
 def read_vectors(
     vectors, head, row, there,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+    D: constexpr, BLOCK_D: constexpr, WIDE: constexpr,
 ):  # fmt: skip
     """Return vectors ``[rows, BLOCK_D]`` of a head, zeros where none is; as float32 with WIDE."""
     column = tl.arange(0, BLOCK_D)
@@ -223,7 +226,7 @@ def read_vectors(
     return read
 
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = constexpr(1.4426950408889634)
 
 
 @kernel

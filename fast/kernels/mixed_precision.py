@@ -33,7 +33,7 @@ from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts
-from kvlab.fast.kernels.common import tl
+from kvlab.fast.kernels.common import constexpr, tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
 from kvlab.fast.kernels.notation import Float, Int, NewestQueries, Tensor
 from kvlab.fast.kernels.quantise import unpack
@@ -146,8 +146,8 @@ def suits_triton(keys: Sequence[VectorTable], values: Sequence[VectorTable], rho
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-SHIFT = tl.constexpr(TABLE_SHIFT)
-ROW = tl.constexpr(2**TABLE_SHIFT - 1)
+SHIFT = constexpr(TABLE_SHIFT)
+ROW = constexpr(2**TABLE_SHIFT - 1)
 """Bits of a partner that are the row."""
 
 
@@ -160,15 +160,14 @@ def from_odd(odd):
 @common.kernel
 def products_with_keys(
     q, q_sums, keys, scales, zeros, before, rows, first,
-    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: constexpr, BITS: constexpr, OWN: constexpr, BY_CHANNEL: constexpr, GROUP: constexpr,
+    BLOCK_RHO: constexpr, BLOCK_GROUPS: constexpr, BLOCK_D: constexpr, BLOCK_N: constexpr,
 ):  # fmt: skip
     """Dot products ``[BLOCK_RHO, BLOCK_N]`` of queries, spread over groups, with some rows.
 
     The table has ``before`` rows of other heads in front of this one's.
     """
-    shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
+    shape: constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
     line = first + tl.arange(0, BLOCK_N)
     there = line < rows
     place = before + line
@@ -194,7 +193,7 @@ def products_with_keys(
 
 
 @common.kernel
-def scaled_into_reach(numbers, TYPE: tl.constexpr):
+def scaled_into_reach(numbers, TYPE: constexpr):
     """Return numbers in a format, times a power of two, and by what to multiply to undo that.
 
     The smallest number of float16 is 6e-8, and beside an attention sink all weights may be far
@@ -212,12 +211,12 @@ def scaled_into_reach(numbers, TYPE: tl.constexpr):
 @common.kernel
 def with_values(
     output, offset, weights, mine, place, values, scales, zeros,
-    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, TYPE: tl.constexpr, ORDERED: tl.constexpr,
+    D: constexpr, BITS: constexpr, OWN: constexpr, GROUP: constexpr, BLOCK_RHO: constexpr,
+    BLOCK_GROUPS: constexpr, BLOCK_D: constexpr, BLOCK_N: constexpr, TYPE: constexpr,
+    ORDERED: constexpr,
 ):  # fmt: skip
     """Add the weighted codes of one table to the output, and what zero points add to ``offset``."""
-    shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
+    shape: constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
     spread = tl.where(mine[None, :], weights, 0.0)[:, None, :]
     if BITS < 16:
         step, zero = read_scales(scales, zeros, place, mine, D, OWN, GROUP, BLOCK_GROUPS)
@@ -240,14 +239,17 @@ def with_values(
 
 
 @common.tuned(
-    common.blocks(2, 3, BLOCK_N=32, AHEAD=3),
-    common.blocks(2, 3, BLOCK_N=64, AHEAD=3),
-    common.blocks(2, 2, BLOCK_N=128, AHEAD=2),
-    common.blocks(1, 3, BLOCK_N=32, AHEAD=3),
-    common.blocks(2, 4, BLOCK_N=64, AHEAD=4),
-    common.blocks(4, 3, BLOCK_N=32, AHEAD=3),
-    common.blocks(4, 3, BLOCK_N=64, AHEAD=3),
-    common.blocks(4, 3, BLOCK_N=128, AHEAD=3),
+    "BLOCK_N AHEAD",
+    (
+        (2, 3, 32, 3),
+        (2, 3, 64, 3),
+        (2, 2, 128, 2),
+        (1, 3, 32, 3),
+        (2, 4, 64, 4),
+        (4, 3, 32, 3),
+        (4, 3, 64, 3),
+        (4, 3, 128, 3),
+    ),
     key=["magnitude", "RHO", "D", "PARTS", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
 )
 @common.kernel
@@ -255,12 +257,10 @@ def attend_to_a_part_of_tables(
     queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
     raw, lse, part_output,
     key_rows, key_room, value_room, firsts, n, magnitude, scale, softcap,
-    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    KEY_BITS: tl.constexpr, KEY_OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
-    VALUES: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_OWN: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr, AHEAD: tl.constexpr,
+    RHO: constexpr, D: constexpr, PARTS: constexpr, KEY_BITS: constexpr, KEY_OWN: constexpr,
+    BY_CHANNEL: constexpr, VALUES: constexpr, VALUE_BITS: constexpr, VALUE_OWN: constexpr,
+    GROUP: constexpr, BLOCK_RHO: constexpr, BLOCK_GROUPS: constexpr, BLOCK_D: constexpr,
+    BLOCK_N: constexpr, SOFTCAP: constexpr, SCORES: constexpr, TYPE: constexpr, AHEAD: constexpr,
 ):  # fmt: skip
     """Attention of a head's queries to one part of one table of keys.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import kernel, magnitude, on_device_of, tl
+from kvlab.fast.kernels.common import constexpr, kernel, magnitude, on_device_of, tl
 from kvlab.fast.kernels.notation import Slots, Tensor
 
 
@@ -62,7 +62,7 @@ def wait_for(flags, count):
 def move_chunk(
     buffer, keep, read, head, column, chunk,
     heads, capacity, width,
-    WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+    WORDS: constexpr, BLOCK_N: constexpr, BLOCK_W: constexpr,
 ):  # fmt: skip
     """Move a chunk of the survivors of one column of a head.
 
@@ -84,8 +84,8 @@ def move_chunk(
 @partial(kernel, changing=("wide_turns",))
 def move_columns(
     wide, narrow, other, keep, turns, heads, capacity, width, wide_turns,
-    WIDE: tl.constexpr, NARROW: tl.constexpr, OTHER: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_W: tl.constexpr,
+    WIDE: constexpr, NARROW: constexpr, OTHER: constexpr, WORDS: constexpr, BLOCK: constexpr,
+    BLOCK_W: constexpr,
 ):  # fmt: skip
     """Move all columns of all heads: keys and values, int32 state, float32 state.
 
@@ -93,8 +93,8 @@ def move_columns(
     programs that have begun, then a flag for every chunk that was read. A program takes the next
     turn, so that those for which it waits have begun. Grid: chunks of keys and values, of state.
     """
-    ROWS: tl.constexpr = BLOCK // BLOCK_W
-    ROWS_OF_STATE: tl.constexpr = BLOCK // 4
+    ROWS: constexpr = BLOCK // BLOCK_W
+    ROWS_OF_STATE: constexpr = BLOCK // 4
     turn, read = tl.atomic_add(turns, 1), turns + 1
     if turn < wide_turns:
         lines = heads * WIDE
@@ -122,7 +122,7 @@ def move_columns(
 
 WORDS_OF_A_BLOCK = 4096
 """16 KiB: what a multiprocessor must have in flight to read as fast as memory can."""
-FLAGS_READ = tl.constexpr(1024)
+FLAGS_READ = constexpr(1024)
 """Flags that a program looks at together."""
 
 

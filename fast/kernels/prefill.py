@@ -16,18 +16,18 @@ import torch
 from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attend_rows import SCANNED, arguments_of, attend_rows, logits_of_block
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import tl, triton
-from kvlab.fast.kernels.notation import Float, Int, Tensor
+from kvlab.fast.kernels.common import constexpr, tl, triton
+from kvlab.fast.kernels.notation import Float, Int, PerEntry, Positions, Queries, Tensor, Vectors
 
 
 def attend_block(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
-    values: Float[Tensor, "N G n d"],
+    queries: Queries,
+    keys: Vectors,
+    values: Vectors,
     query_positions: Int[Tensor, "N m"],
-    positions: Int[Tensor, "N G n"],
+    positions: Positions,
     softcap: float | None = None,
-) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m"]]:
+) -> tuple[Queries, Float[Tensor, "N G rho m"]]:
     """Attend from the rows of a block, and keep what `received_attention` would compute again.
 
     A row reads entries at or before its own position. Of rows, −1 marks padding, which reads
@@ -51,14 +51,14 @@ def attend_block(
 
 
 def received_attention(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
+    queries: Queries,
+    keys: Vectors,
     query_positions: Int[Tensor, "N m"],
-    positions: Int[Tensor, "N G n"],
+    positions: Positions,
     gains: Float[Tensor, "N m"] | None = None,
     softcap: float | None = None,
     lse: Float[Tensor, "N G rho m"] | None = None,
-) -> Float[Tensor, "N G n"]:
+) -> PerEntry:
     """Add up the attention that every entry gets, over rows and query heads of its KV head.
 
     Give the rows that count: all rows for H2O, the last r rows with step gains for AhaKV, a window
@@ -105,13 +105,16 @@ def first_reader(rows_at, m, oldest):
 
 
 BLOCKS = (
-    common.blocks(4, 3, BLOCK_M=32, BLOCK_N=32),
-    common.blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
-    common.blocks(4, 2, BLOCK_M=64, BLOCK_N=128),
-    common.blocks(8, 2, BLOCK_M=128, BLOCK_N=128),
-    common.blocks(8, 4, BLOCK_M=128, BLOCK_N=64),
+    "BLOCK_M BLOCK_N",
+    (
+        (4, 3, 32, 32),
+        (4, 3, 64, 64),
+        (8, 3, 64, 64),
+        (8, 3, 128, 64),
+        (4, 2, 64, 128),
+        (8, 2, 128, 128),
+        (8, 4, 128, 64),
+    ),
 )
 
 
@@ -125,8 +128,8 @@ attend_block_of_rows = common.tuned(
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
     m, n, rows, tall, magnitude, heads_of_one, scale, softcap,
-    RHO: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
+    RHO: constexpr, D: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
+    SOFTCAP: constexpr, WIDE: constexpr,
 ):  # fmt: skip
     """Add up what every entry received from all rows of all query heads of its head.
 

@@ -18,7 +18,7 @@ import torch
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts, constant
-from kvlab.fast.kernels.common import blocks, kernel, on_device_of, tl, triton, tuned
+from kvlab.fast.kernels.common import constexpr, kernel, on_device_of, tl, triton, tuned
 from kvlab.fast.kernels.notation import Float, Shaped, Slots, Tensor, UInt8
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS
@@ -198,12 +198,12 @@ def one_group(
 
 
 @kernel
-def in_float64(x, BITS: tl.constexpr):
+def in_float64(x, BITS: constexpr):
     """Return codes, as float32, scales and zero points of groups ``[groups, GROUP]``.
 
     Codes are (x − zero) / scale to the nearest, halves to even.
     """
-    LARGEST: tl.constexpr = 2**BITS - 1
+    LARGEST: constexpr = 2**BITS - 1
     x = x.to(tl.float64)
     poison = tl.sum(tl.where(x != x, x, 0.0), axis=1)
     x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
@@ -218,7 +218,7 @@ def in_float64(x, BITS: tl.constexpr):
 
 
 @kernel
-def in_float32(x, BITS: tl.constexpr, PER: tl.constexpr):
+def in_float32(x, BITS: constexpr, PER: constexpr):
     """Return what `in_float64` does, and whether all of it is sure, for numbers of 16 bits.
 
     Their differences are exact unless one is 2^12 times the other: they have 11 digits, float32 has
@@ -228,7 +228,7 @@ def in_float32(x, BITS: tl.constexpr, PER: tl.constexpr):
     zero, may matter where ``left`` is 0. Scales are right for the same reason: halfway between two
     numbers of float16, times the largest code, has 20 digits.
     """
-    LARGEST: tl.constexpr = 2**BITS - 1
+    LARGEST: constexpr = 2**BITS - 1
     x = x.to(tl.float32)
     low, high = tl.min(x, axis=1), tl.max(x, axis=1)
     span = high - low
@@ -250,28 +250,30 @@ def in_float32(x, BITS: tl.constexpr, PER: tl.constexpr):
 
 
 @tuned(
-    blocks(4, 3, BLOCK=32, WIDTH=32),
-    blocks(1, 3, BLOCK=8, WIDTH=32),
-    blocks(1, 3, BLOCK=16, WIDTH=32),
-    blocks(1, 3, BLOCK=16, WIDTH=16),
-    blocks(2, 3, BLOCK=32, WIDTH=16),
-    blocks(4, 3, BLOCK=64, WIDTH=32),
-    blocks(4, 3, BLOCK=64, WIDTH=16),
+    "BLOCK WIDTH",
+    (
+        (4, 3, 32, 32),
+        (1, 3, 8, 32),
+        (1, 3, 16, 32),
+        (1, 3, 16, 16),
+        (2, 3, 32, 16),
+        (4, 3, 64, 32),
+        (4, 3, 64, 16),
+    ),
     key=["GROUP", "BITS"],
 )
 @kernel
 def quantise_groups(
     vectors, codes, scales, zeros, groups,
-    GROUP: tl.constexpr, BITS: tl.constexpr, PER: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: constexpr, BITS: constexpr, PER: constexpr, BLOCK: constexpr, WIDTH: constexpr,
 ):  # fmt: skip
     """Quantise groups, bit for bit as the reference does in float64.
 
     PER codes share an element of ``codes``. A group is held in TURNS stretches one above another,
     so that few threads share it. Grid: (blocks of groups).
     """
-    WORDS: tl.constexpr = GROUP // PER
-    TURNS: tl.constexpr = max(1, GROUP // WIDTH)
+    WORDS: constexpr = GROUP // PER
+    TURNS: constexpr = max(1, GROUP // WIDTH)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     group = tl.arange(0, BLOCK)
     there = first + group < groups

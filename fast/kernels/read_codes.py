@@ -15,15 +15,15 @@ What stays added to a code is its *bias*. Sums are freed of it as a whole: Σ q�
 Σ q·code + bias·Σ q.
 """
 
-from kvlab.fast.kernels.common import kernel, tl, triton
+from kvlab.fast.kernels.common import constexpr, kernel, tl, triton
 
 
 @kernel
-def unpacked(packed, BITS: tl.constexpr):
+def unpacked(packed, BITS: constexpr):
     """Return the codes of bytes ``[rows, bytes]``."""
-    rows: tl.constexpr = packed.shape[0]
-    columns: tl.constexpr = packed.shape[1] * (8 // BITS)
-    mask: tl.constexpr = 2**BITS - 1
+    rows: constexpr = packed.shape[0]
+    columns: constexpr = packed.shape[1] * (8 // BITS)
+    mask: constexpr = 2**BITS - 1
     if BITS == 8:
         codes = packed
     elif BITS == 4:
@@ -36,13 +36,13 @@ def unpacked(packed, BITS: tl.constexpr):
 
 
 @kernel
-def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
+def two_codes(words, number, BITS: constexpr, TYPE: constexpr):
     """Return the codes ``number`` of both halves of a word, next to each other, as numbers.
 
     The codes become the last digits of 128 in bfloat16, or of 1024 in float16, without any
     conversion; `bias_of` says what stays added to them.
     """
-    mask: tl.constexpr = (2**BITS - 1) * 0x00010001
+    mask: constexpr = (2**BITS - 1) * 0x00010001
     pair = (words >> (BITS * number)) & mask
     if TYPE.is_bf16():
         pair = pair | 0x43004300
@@ -59,7 +59,7 @@ def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
 
 
 @kernel
-def four_pairs(words, first, step, BITS: tl.constexpr, TYPE: tl.constexpr):
+def four_pairs(words, first, step, BITS: constexpr, TYPE: constexpr):
     """Return the codes of four places in both halves of a word, in ascending place.
 
     `tl.join` puts two arrays along a new last axis, so the one joined last alternates: the first
@@ -75,10 +75,10 @@ def four_pairs(words, first, step, BITS: tl.constexpr, TYPE: tl.constexpr):
 
 
 @kernel
-def numbers_of(words, BITS: tl.constexpr, TYPE: tl.constexpr):
+def numbers_of(words, BITS: constexpr, TYPE: constexpr):
     """Return the codes of words ``[rows, words]``, with `bias_of` added to each."""
-    rows: tl.constexpr = words.shape[0]
-    columns: tl.constexpr = words.shape[1] * (32 // BITS)
+    rows: constexpr = words.shape[0]
+    columns: constexpr = words.shape[1] * (32 // BITS)
     if BITS == 4:
         numbers = four_pairs(words, 0, 1, BITS, TYPE)
     else:
@@ -95,15 +95,15 @@ def bias_of(bits, number_type):
 
 
 @kernel
-def in_order(rows, FOR_SUMS: tl.constexpr):
+def in_order(rows, FOR_SUMS: constexpr):
     """Return ``[rows, BLOCK_D]``, or its transpose unless FOR_SUMS, in another order of channels.
 
     In this order a thread of a program of two warps multiplies the codes of the words that it read,
     so that they need not pass through shared memory: FOR_SUMS those whose products are added over
     channels, else those whose products are added over rows.
     """
-    count: tl.constexpr = rows.shape[0]
-    columns: tl.constexpr = rows.shape[1]
+    count: constexpr = rows.shape[0]
+    columns: constexpr = rows.shape[1]
     if columns < 64:
         return rows if FOR_SUMS else tl.trans(rows)
     elif FOR_SUMS:
@@ -115,7 +115,7 @@ def in_order(rows, FOR_SUMS: tl.constexpr):
 
 
 @kernel
-def channels_in_order(BLOCK_D: tl.constexpr, FOR_SUMS: tl.constexpr, ORDERED: tl.constexpr):
+def channels_in_order(BLOCK_D: constexpr, FOR_SUMS: constexpr, ORDERED: constexpr):
     """Return the channels of what `in_order` returns, or of rows as they are."""
     channel = tl.arange(0, BLOCK_D)
     if ORDERED:
@@ -126,15 +126,14 @@ def channels_in_order(BLOCK_D: tl.constexpr, FOR_SUMS: tl.constexpr, ORDERED: tl
 @kernel
 def read_rows(
     vectors, line, there,
-    D: tl.constexpr, BITS: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr,
-    UPRIGHT: tl.constexpr = False,
+    D: constexpr, BITS: constexpr, BLOCK_D: constexpr, TYPE: constexpr, UPRIGHT: constexpr = False,
 ):  # fmt: skip
     """Return rows of a table ``[rows, BLOCK_D]`` as they are, or codes with `bias_of` added.
 
     Codes of 4 and 2 bits are read as words of 32 bits. UPRIGHT turns rows into columns; what is
     read like that need not be turned, because the compiler would not read it ahead.
     """
-    per: tl.constexpr = 1 if BITS >= 8 else 32 // BITS
+    per: constexpr = 1 if BITS >= 8 else 32 // BITS
     item = tl.arange(0, BLOCK_D // per)
     if UPRIGHT and BITS >= 8:
         inside = there[None, :] & (item < D)[:, None]
@@ -154,7 +153,7 @@ def read_rows(
 @kernel
 def read_scales(
     scales, zeros, line, there,
-    D: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    D: constexpr, OWN: constexpr, GROUP: constexpr, BLOCK_GROUPS: constexpr,
 ):  # fmt: skip
     """Return scales and zero points ``[BLOCK_GROUPS, rows]``.
 
@@ -180,16 +179,15 @@ def read_scales(
 @kernel
 def read_channels(
     vectors, scales, zeros, before, rows, first,
-    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    D: constexpr, BITS: constexpr, OWN: constexpr, BLOCK_D: constexpr, BLOCK_N: constexpr,
 ):  # fmt: skip
     """Return rows from ``first`` on, ``[BLOCK_D, BLOCK_N]``; OWN of a channel share a scale.
 
     The table has ``before`` rows of other heads in front of this one's.
     """
-    per: tl.constexpr = 8 // BITS
-    spans: tl.constexpr = max(1, BLOCK_N // OWN)
-    width: tl.constexpr = BLOCK_N // spans
+    per: constexpr = 8 // BITS
+    spans: constexpr = max(1, BLOCK_N // OWN)
+    width: constexpr = BLOCK_N // spans
     channel, span = tl.arange(0, BLOCK_D)[:, None], first // OWN + tl.arange(0, spans)
     inside = (channel < D) & (span < rows // OWN)[None, :]
     at = (before // OWN + span)[None, :] * D + channel
