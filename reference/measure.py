@@ -124,15 +124,9 @@ def measurement(
 ) -> Measurement:
     """Put a run together: errors, entries, bytes and average bits, and its logits."""
     error, entries, nbytes, average = columns.T
-    return Measurement(
-        output_error=error,
-        kl=divergence(full, written),
-        agreement=(full.argmax(axis=-1) == written.argmax(axis=-1)).astype(float),
-        entries=entries,
-        nbytes=nbytes,
-        average_bits=average,
-        after_eviction=after_eviction,
-    )
+    kl, alike = divergence(full, written), full.argmax(axis=-1) == written.argmax(axis=-1)
+    agreement = alike.astype(float)
+    return Measurement(error, kl, agreement, entries, nbytes, average, after_eviction)
 
 
 def divergence(

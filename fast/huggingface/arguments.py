@@ -16,6 +16,9 @@ from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.huggingface.text import State, StreamClock, Text
 from kvlab.fast.kernels.notation import Real, Tensor
 
+Given = Mapping[str, Any]
+"""Arguments of a call, by name."""
+
 BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 """Arguments that have something for every token of the call."""
 
@@ -59,7 +62,7 @@ class Arguments:
         self.first_position = first_position(model)
         self.longest_alike = longest_alike(model)
 
-    def checked(self, text: Text, stated: Mapping[str, Any]) -> tuple[Tensor, Blocks]:
+    def checked(self, text: Text, stated: Given) -> tuple[Tensor, Blocks]:
         """Return the inputs of a call, and its blocks; ValueError if an argument is wrong."""
         clock = text.clock
         refuse_flags(self.configs, stated)
@@ -84,7 +87,7 @@ class Arguments:
             self._check_positions(clock, stated, real, m)
         return inputs, blocks
 
-    def _refuse_in_blocks(self, clock: StreamClock, given: Mapping[str, Any], m: int) -> None:
+    def _refuse_in_blocks(self, clock: StreamClock, given: Given, m: int) -> None:
         length = max((row.seen for row in clock.rows), default=0) + m
         if self.longest_alike is not None and given.get("position_ids") is not None:
             length = max(length, int(given["position_ids"].max()) + 1)
@@ -102,7 +105,7 @@ class Arguments:
                 "call compress() without block_size"
             )
 
-    def _refuse_elsewhere(self, given: Mapping[str, Any], in_blocks: bool) -> None:
+    def _refuse_elsewhere(self, given: Given, in_blocks: bool) -> None:
         """Refuse what would have to be read, or returned, in other places than in the call's."""
         where, instead = "padding behind a token", "pad on the left"
         if in_blocks:
@@ -115,7 +118,7 @@ class Arguments:
             raise ValueError(f"logits_to_keep must be a number with {where}: {instead}")
 
     def _check_positions(
-        self, clock: StreamClock, given: Mapping[str, Any], real: Tensor | None, m: int
+        self, clock: StreamClock, given: Given, real: Tensor | None, m: int
     ) -> None:
         """Refuse positions that are not the tokens' numbers: ``reposition`` counts on from these.
 
@@ -175,7 +178,7 @@ def configs_of(model: Any) -> tuple[Any, ...]:
     return (whole,) if decoder is whole else (whole, decoder)
 
 
-def setting(configs: tuple[Any, ...], given: Mapping[str, Any], name: str, value: bool) -> str:
+def setting(configs: tuple[Any, ...], given: Given, name: str, value: bool) -> str:
     """Say where a flag has a value: in a call or, if it leaves the flag out, in a configuration.
 
     The text is empty if the flag has the other value.
@@ -195,7 +198,7 @@ def only_logits(model: Any) -> dict[str, bool]:
     return {name: False for name in PER_TOKEN if setting(configs, {}, name, True)}
 
 
-def refuse_flags(configs: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+def refuse_flags(configs: tuple[Any, ...], given: Given) -> None:
     """Raise ValueError if a call or a configuration asks for what `compress` cannot do."""
     for name, (value, reason) in REFUSED_FLAGS.items():
         if found := setting(configs, given, name, value):
@@ -212,7 +215,7 @@ def refuse_checkpointing(model: Any) -> None:
             )
 
 
-def refuse_unknown(model: str, taken: Container[str], given: Mapping[str, Any]) -> None:
+def refuse_unknown(model: str, taken: Container[str], given: Given) -> None:
     """Raise ValueError for an argument that the model does not take, or only for an encoder."""
     for name in given if "input_ids" in taken else ():
         if name not in taken and not name.startswith(OF_OTHER_MEDIA) and name not in OF_EVERY_MODEL:
@@ -221,7 +224,7 @@ def refuse_unknown(model: str, taken: Container[str], given: Mapping[str, Any]) 
             raise ValueError(f"{name} belongs to cross-attention, which kvlab does not know")
 
 
-def inputs_of(given: Mapping[str, Any], held: int) -> Tensor:
+def inputs_of(given: Given, held: int) -> Tensor:
     """Return the ids or embeddings of a call, after ``held`` columns; ValueError if there are none.
 
     Whatever has something for every token must fit them.
@@ -289,6 +292,6 @@ def check_past(clock: StreamClock, mask: Tensor, m: int) -> None:
         raise ValueError(f"attention_mask in column {column}{OTHER_MASK}")
 
 
-def not_text(given: Mapping[str, Any]) -> list[str]:
+def not_text(given: Given) -> list[str]:
     """Name the arguments of a call that are not about text."""
     return [name for name, value in given.items() if value is not None and name not in TEXT]

@@ -9,7 +9,7 @@ import torch
 
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import begin, finish
-from kvlab.fast.huggingface.arguments import BY_TOKEN, Arguments, not_text, setting
+from kvlab.fast.huggingface.arguments import BY_TOKEN, Arguments, Given, not_text, setting
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import IMPLEMENTATION, UnsupportedModelError
 from kvlab.fast.huggingface.cache import CompressedCache
@@ -101,16 +101,11 @@ class Forward:
         return outputs
 
     def _attended(
-        self,
-        cache: CompressedCache,
-        given: dict[str, Any],
-        blocks: Blocks,
-        part: slice,
-        padded: bool,
+        self, cache: CompressedCache, given: Given, blocks: Blocks, part: slice, padded: bool
     ) -> Any:
         """Run the model on one block of a call, and end its step."""
         text, real = cache.text, blocks.tokens(part)
-        block = self._block(cache, given, blocks, part, real, padded)
+        block = self._block(text, given, blocks, part, real, padded)
         with cache.padded(None if real is None else (~real).sum(dim=1)):
             outputs = self.forward(**block)
         self._check_attended(cache)
@@ -156,16 +151,10 @@ class Forward:
         return padded
 
     def _block(
-        self,
-        cache: CompressedCache,
-        given: dict[str, Any],
-        blocks: Blocks,
-        part: slice,
-        real: Real | None,
-        padded: bool,
+        self, text: Text, given: Given, blocks: Blocks, part: slice, real: Real | None, padded: bool
     ) -> dict[str, Any]:
         """Begin a block, and return what the model is given for it; one logit at least."""
-        text, columns, block = cache.text, cache.text.clock.columns, dict(given)
+        columns, block = text.clock.columns, dict(given)
         width = part.stop - part.start
         text.block = text.clock.advance(real, width)
         begin(text.layers, text.block)
@@ -180,17 +169,13 @@ class Forward:
                 block["logits_to_keep"] = blocks.logits_in(part, keep)
         single = width == 1 and columns > 0
         self._mask(block, text, width, padded, single and not text.model_counts_positions)
-        if not text.model_counts_positions:
-            self._place(block, text.block.positions)
+        placed = block.get("position_ids") is not None or text.model_counts_positions
+        if not placed and "position_ids" in self.arguments.taken:
+            counted = text.block.positions.clamp(min=0).long()
+            block["position_ids"] = counted + self.arguments.first_position
         block["use_cache"] = True
         block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
         return block
-
-    def _place(self, block: dict[str, Any], positions: Tensor) -> None:
-        """Give a block the positions of its tokens."""
-        of = self.arguments
-        if block.get("position_ids") is None and "position_ids" in of.taken:
-            block["position_ids"] = positions.clamp(min=0).long() + of.first_position
 
     def _mask(
         self, block: dict[str, Any], text: Text, width: int, padded: bool, single: bool
@@ -236,9 +221,7 @@ class Forward:
                 "out; kvlab compresses only calls in which every such layer takes part"
             )
 
-    def _refuse_other_cache(
-        self, given: dict[str, Any], running: CompressedCache | None
-    ) -> NoReturn:
+    def _refuse_other_cache(self, given: Given, running: CompressedCache | None) -> NoReturn:
         if running is None:
             refuse_cache(given.get("past_key_values"), "the model")
         ids, held, limit = given.get("input_ids"), running.text.clock.columns, self.rereads

@@ -7,7 +7,7 @@ at the end. The host only counts on. Python code of the model, such as hooks, ru
 captured, and not when it is replayed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.huggingface.arguments import configs_of, setting
+from kvlab.fast.huggingface.arguments import Given, configs_of, setting
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import adapters_used
@@ -79,9 +79,7 @@ class Place:
 class TokenGraph:
     """A captured token of one text."""
 
-    def __init__(
-        self, text: Text, given: Mapping[str, Any], run: Callable[[dict[str, Any]], Any]
-    ) -> None:
+    def __init__(self, text: Text, given: Given, run: Callable[[dict[str, Any]], Any]) -> None:
         """Capture what ``run`` does with the arguments of a call; the text is then as before."""
         clock, cache = text.clock, text.layers.caches[0]
         self.inputs = {name: given[name].clone() for name in AT_FIXED_ADDRESSES if name in given}
@@ -119,7 +117,7 @@ class TokenGraph:
         """Say whether the text still has its entries where they were."""
         return addresses_of(text.layers.caches[0]) == self.addresses
 
-    def __call__(self, given: Mapping[str, Any]) -> Any:
+    def __call__(self, given: Given) -> Any:
         """Run the model on a token; return new outputs."""
         for place in self.places:
             place.bring()
@@ -154,7 +152,7 @@ class Graphs:
         self.of_text: WeakKeyDictionary[Text, TokenGraph] = WeakKeyDictionary()
 
     def token(
-        self, cache: CompressedCache, given: Mapping[str, Any], run: Callable[[dict[str, Any]], Any]
+        self, cache: CompressedCache, given: Given, run: Callable[[dict[str, Any]], Any]
     ) -> Any:
         """Run the model on a token by a graph; None if it is not a token like those before."""
         text = cache.text
@@ -174,7 +172,7 @@ class Graphs:
         text.clock.columns += 1
         return outputs
 
-    def _kind(self, given: Mapping[str, Any]) -> Any:
+    def _kind(self, given: Given) -> Any:
         """Return what calls must have in common to be replayed; None if they cannot be."""
         model, adapted = self.attachment.model, self.attachment.adapted
         routed = setting(self.configs, given, "output_router_logits", True)  # reads the mask

@@ -380,8 +380,7 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
     blocks = max(1, min(PROGRAMS // heads, triton.cdiv(n, common.ENTRIES_OF_A_PART)))
     largest = None if anew or walks else h.new_empty(heads, blocks)
     errors = h.new_empty(N, G, n)
-    shape = {"ROWS": rows, "D": d}
-    block = {"BLOCK_D": common.columns(d), **shape}
+    block = {"BLOCK_D": common.columns(d), "ROWS": rows, "D": d}
     most = torch.finfo(torch.float32).max
 
     def compare() -> None:

@@ -111,19 +111,18 @@ MOST_HELD = 32768
 
 @kernel
 def read_ranks(
-    scores, protected, positions, score_row, place_row, protected_row, first, n,
-    BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
+    scores, protected, positions, first, n, BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
 ):  # fmt: skip
-    """Return int32 numbers in the order of keeping: empty slots, scores, NaN, protected slots."""
+    """Return int32 numbers of a head in the order of keeping: empty, scores, NaN, protected."""
     slot = first + tl.arange(0, BLOCK_N)
     there = slot < n
-    present = tl.load(positions + place_row + slot, mask=there, other=-1) >= 0
-    read = tl.load(scores + score_row + slot, mask=there, other=0.0)
+    present = tl.load(positions + slot, mask=there, other=-1) >= 0
+    read = tl.load(scores + slot, mask=there, other=0.0)
     bits = (read + 0.0).to(tl.int32, bitcast=True)  # both zeros are equal
     ranks = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     ranks = tl.where(read != read, 0x7FFFFFFE, ranks)
     if PROTECTS:
-        marked = tl.load(protected + protected_row + slot, mask=there, other=0) != 0
+        marked = tl.load(protected + slot, mask=there, other=0) != 0
         ranks = tl.where(marked, 0x7FFFFFFF, ranks)
     return tl.where(present, ranks, -0x80000000)
 
@@ -141,21 +140,16 @@ def keep_sets(
     Grid: (heads,).
     """
     head = tl.program_id(0).to(tl.int64)
-    score_row = ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head
-    place_row, protected_row = head * p_head, head * n
-    held = read_ranks(
-        scores, protected, positions, score_row, place_row, protected_row, 0, n, HELD, PROTECTS
-    )
+    scores += ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head
+    positions, protected = positions + head * p_head, protected + head * n
+    held = read_ranks(scores, protected, positions, 0, n, HELD, PROTECTS)
     low, bit = tl.full([], -0x80000000, tl.int32), tl.full([], 31, tl.int32)
     reach = tl.full([], 0, tl.int32) + n
     while (bit >= 0) & (reach != width):
         tried = low ^ (tl.full([], 1, tl.int32) << bit)
         found = tl.sum((held >= tried).to(tl.int32), axis=0)
         for first in range(HELD, n, BLOCK_N):
-            ranks = read_ranks(
-                scores, protected, positions, score_row, place_row, protected_row, first, n,
-                BLOCK_N, PROTECTS,
-            )  # fmt: skip
+            ranks = read_ranks(scores, protected, positions, first, n, BLOCK_N, PROTECTS)
             found += tl.sum((ranks >= tried).to(tl.int32), axis=0)
         low = tl.where(found >= width, tried, low)
         reach = tl.where(found >= width, found, reach)
@@ -164,10 +158,7 @@ def keep_sets(
     above = tl.full([], 0, tl.int32)
     equal = tl.full([], 0, tl.int32)
     for first in range(0, n, BLOCK_N):
-        ranks = read_ranks(
-            scores, protected, positions, score_row, place_row, protected_row, first, n,
-            BLOCK_N, PROTECTS,
-        )  # fmt: skip
+        ranks = read_ranks(scores, protected, positions, first, n, BLOCK_N, PROTECTS)
         pair = tl.where(ranks > low, 65536, tl.where(ranks == low, 1, 0))  # two counts in a sum
         until = tl.cumsum(pair, axis=0)
         ties = equal + (until & 65535)

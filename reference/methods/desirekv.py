@@ -296,11 +296,8 @@ class DesireKV(Method):
     def policy(self, budget: int | None = None) -> Policy:
         if budget is not None and self.scope != "all":
             raise ValueError("desirekv takes a budget only with scope = 'all'")
-        return Policy(
-            self.name,
-            Importance(self),
-            EveryGenerated(self.interval, self.selector),
-            OutsideWindow(self, doubtful_too=budget is not None),
-            ShareOfWindow(self) if budget is None else Entries(budget),
-            BitsBySensitivity(self),
-        )
+        schedule = EveryGenerated(self.interval, self.selector)
+        protect = OutsideWindow(self, doubtful_too=budget is not None)
+        kept = ShareOfWindow(self) if budget is None else Entries(budget)
+        stored = BitsBySensitivity(self)
+        return Policy(self.name, Importance(self), schedule, protect, kept, stored)

@@ -91,11 +91,5 @@ class KIVI(Method):
 
     def policy(self, budget: int | None = None) -> Policy:
         refuse_budget(self.name, budget)
-        return Policy(
-            self.name,
-            Recency(),
-            EveryBlock(),
-            Nobody(),
-            Unlimited(),
-            KeysPerChannelValuesPerToken(self),
-        )
+        stored = KeysPerChannelValuesPerToken(self)
+        return Policy(self.name, Recency(), EveryBlock(), Nobody(), Unlimited(), stored)

@@ -184,10 +184,6 @@ class OpenVINO(Method):
     def policy(self, budget: int | None) -> Policy:
         pages = CompletePages(require_budget(self.name, budget), self.page, self.crush)
         score = OfPages(PooledAttention(self), self.page, "mean")
-        return Policy(
-            self.name,
-            Crushed(score, pages, self.anchor) if self.crush else score,
-            EveryDecode(),
-            WholePages(Edges(self.start, self.recent), self.page),
-            pages,
-        )
+        score = Crushed(score, pages, self.anchor) if self.crush else score
+        edges = WholePages(Edges(self.start, self.recent), self.page)
+        return Policy(self.name, score, EveryDecode(), edges, pages)

@@ -132,10 +132,6 @@ class RaaS(Method):
         schedule, protect = EveryDecode(self.every), Edges(prompt=self.pin_prompt)
         if self.page is None:
             return self.composed(LastUse(self), schedule, protect, budget)
-        return Policy(
-            self.name,
-            PageUse(self.page, stamped_pages=budget // self.page // 2),
-            schedule,
-            WholePages(protect, self.page),
-            Pages(budget, self.page),
-        )
+        score = PageUse(self.page, stamped_pages=budget // self.page // 2)
+        edges, pages = WholePages(protect, self.page), Pages(budget, self.page)
+        return Policy(self.name, score, schedule, edges, pages)

@@ -88,10 +88,7 @@ class RPC(Method):
     compared = ("rpc@interval=32,selector=8",)
 
     def policy(self, budget: int | None = None) -> Policy:
-        return Policy(
-            self.name,
-            SelectorAttention(self),
-            EveryGenerated(self.interval, self.selector),  # [RPC 1]
-            Edges(recent=self.selector, prompt=True),
-            ShareOfGenerated(self) if budget is None else Entries(budget),
-        )
+        schedule = EveryGenerated(self.interval, self.selector)  # [RPC 1]
+        edges = Edges(recent=self.selector, prompt=True)
+        kept = ShareOfGenerated(self) if budget is None else Entries(budget)
+        return Policy(self.name, SelectorAttention(self), schedule, edges, kept)

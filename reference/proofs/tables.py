@@ -31,6 +31,8 @@ from kvlab.reference.proofs.claim import (
 from kvlab.reference.proofs.ledger import measured
 
 FILE = files("kvlab.reference.proofs") / "data" / "tables.toml"
+Tree = Mapping[str, Any]
+"""Figures by name, perhaps in tables of tables."""
 COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 FUNCTIONS = {
     "mean": lambda figures: sum(figures) / len(figures),
@@ -52,7 +54,7 @@ class Relations:
     """Paths in the paper's tables, such as ``accuracy/*/Ours``; * stands for anything."""
     columns: Sequence[str] = ()
     """Names of a row's figures, in its order; ``*tasks`` is a list of all that the others leave."""
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Tree = field(default_factory=dict)
     """Further figures by name: numbers, paths (lists, with a star), or formulas after ``=``."""
     exceptions: Sequence[str] = ()
     """Rows for which the relations must not hold."""
@@ -61,7 +63,7 @@ class Relations:
     model: str = ""
     """Which of our models showed the figures, ``here`` or ``there``: those of `over_models`."""
 
-    def judge(self, tables: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    def judge(self, tables: Tree) -> Iterator[tuple[bool, str]]:
         """Yield, for each relation and row, whether it is as claimed, and the figures in words."""
         rows = [row for path in self.rows for row in _found(tables, path)]
         for name, row in rows or [("", {})]:
@@ -93,7 +95,7 @@ def table_claims(paper: str, text: str | None = None) -> list[Claim]:
     ]
 
 
-def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
+def check(tables: Tree, claim: Tree) -> Finding:
     """Evaluate the relations of a claim, and those of its interpretation if it has one.
 
     Relations of figures that our models showed end by model. ``some`` asks for one that holds.
@@ -120,7 +122,7 @@ def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
 
 
 def _of_model(
-    tables: Mapping[str, Any], groups: Sequence[Relations], model: str, what: str
+    tables: Tree, groups: Sequence[Relations], model: str, what: str
 ) -> tuple[bool, str] | None:
     own = [each for group in groups if group.model == model for each in group.judge(tables)]
     wrong = "; ".join(words for holds, words in own if not holds)
@@ -128,7 +130,7 @@ def _of_model(
     return (not wrong, f"{right} of {len(own)} {what}{wrong and ': not '}{wrong}") if own else None
 
 
-def _found(tables: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+def _found(tables: Tree, path: str) -> list[tuple[str, Any]]:
     found = list(_matching(tables, path.split("/")))
     if not found:
         raise ValueError(f"path = {path!r} names no printed figure")
@@ -148,7 +150,7 @@ def _matching(tree: Any, path: Sequence[str]) -> Iterator[tuple[str, Any]]:
                 yield ", ".join(filter(None, (starred, name))), found
 
 
-def _figures(tables: Mapping[str, Any], given: Any, named: Mapping[str, Any]) -> Any:
+def _figures(tables: Tree, given: Any, named: Tree) -> Any:
     if not isinstance(given, str):
         return given
     if given.startswith("= "):
@@ -175,17 +177,17 @@ def _flat(row: Any) -> list[Any]:
     return [figure for part in parts for figure in _flat(part)]
 
 
-def _value(formula: str, named: Mapping[str, Any]) -> Any:
+def _value(formula: str, named: Tree) -> Any:
     return parse_expr(formula, {**FUNCTIONS, **named}) if _legible(formula, named) else nan
 
 
-def _legible(formula: str, named: Mapping[str, Any]) -> bool:
+def _legible(formula: str, named: Tree) -> bool:
     """Whether our copy of the paper shows all figures that a formula names."""
     figures = [named.get(name) for name in re.findall(r"[a-z]\w*", formula)]
     return not any(isinstance(figure, float) and isnan(figure) for figure in figures)
 
 
-def _evaluate(relation: str, named: Mapping[str, Any]) -> tuple[bool, str]:
+def _evaluate(relation: str, named: Tree) -> tuple[bool, str]:
     """Say whether a relation holds, and its two sides in words."""
     parts = re.fullmatch(r"(.+?) (<=|>=|<|>|=) (.+?)(?: ± (.+))?", relation)
     assert parts is not None, relation
