@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvlab.fast import methods as methods
     from kvlab.fast.bridges.kvpress import press as press
-    from kvlab.fast.engine.observation import Needs as Needs
-    from kvlab.fast.engine.observation import Observation as Observation
-    from kvlab.fast.engine.policy import Budget as Budget
-    from kvlab.fast.engine.policy import Policy as Policy
-    from kvlab.fast.engine.policy import Precision as Precision
-    from kvlab.fast.engine.policy import Protect as Protect
-    from kvlab.fast.engine.policy import Score as Score
-    from kvlab.fast.engine.step import Block as Block
-    from kvlab.fast.engine.step import StepResult as StepResult
+    from kvlab.fast.engine.observation import Needs as Needs, Observation as Observation
+    from kvlab.fast.engine.policy import (
+        Budget as Budget,
+        Policy as Policy,
+        Precision as Precision,
+        Protect as Protect,
+        Score as Score,
+    )
+    from kvlab.fast.engine.step import Block as Block, StepResult as StepResult
     from kvlab.fast.engine.twins import twin_of as twin_of
-    from kvlab.fast.huggingface import CacheMemory as CacheMemory
-    from kvlab.fast.huggingface import CompressedCache as CompressedCache
-    from kvlab.fast.huggingface import compress as compress
+    from kvlab.fast.huggingface import (
+        CacheMemory as CacheMemory,
+        CompressedCache as CompressedCache,
+        compress as compress,
+    )
 
 HOMES = {
     "bridges.kvpress": ("press",),

@@ -18,11 +18,7 @@ scores and per-entry state ``[G, n]``. ``B`` is a budget in entries, ``W`` an ob
 """
 
 import numpy as np
-from jaxtyping import Bool as Bool
-from jaxtyping import Float as Float
-from jaxtyping import Int as Int
-from jaxtyping import Shaped as Shaped
-from jaxtyping import UInt8 as UInt8
+from jaxtyping import Bool as Bool, Float as Float, Int as Int, Shaped as Shaped, UInt8 as UInt8
 
 Array = np.ndarray
 """An array of the reference: float64, integers or booleans, for one sequence."""

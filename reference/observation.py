@@ -10,13 +10,20 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.attention import logits
-from kvlab.reference.cache import Column as Column
-from kvlab.reference.cache import State as State
-from kvlab.reference.notation import Array, Attention, Float, Int, Positions, Queries, Vectors
-from kvlab.reference.notation import Bool as Bool
-from kvlab.reference.notation import KeepSet as KeepSet
-from kvlab.reference.notation import Marks as Marks
-from kvlab.reference.notation import Scores as Scores
+from kvlab.reference.cache import Column as Column, State as State
+from kvlab.reference.notation import (
+    Array,
+    Attention,
+    Bool as Bool,
+    Float,
+    Int,
+    KeepSet as KeepSet,
+    Marks as Marks,
+    Positions,
+    Queries,
+    Scores as Scores,
+    Vectors,
+)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from notebook_pages import folded
 
-from kvlab.fast.lab.reports import Drawing
-from kvlab.fast.lab.reports import markdown as written
+from kvlab.fast.lab.reports import Drawing, markdown as written
 from kvlab.fast.lab.tables import Table
 from study.benchmarks import gpu_of, result_blocks, results
 

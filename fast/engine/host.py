@@ -20,9 +20,11 @@ from kvlab.fast.kernels.notation import Candidates, Marks, Room, Scores, Tensor
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array
-from kvlab.reference.observation import Clock
-from kvlab.reference.observation import Observation as ReferenceObservation
-from kvlab.reference.observation import Rotate as ReferenceRotate
+from kvlab.reference.observation import (
+    Clock,
+    Observation as ReferenceObservation,
+    Rotate as ReferenceRotate,
+)
 from kvlab.reference.step import check_scores, check_state
 
 STREAM = "sequences"

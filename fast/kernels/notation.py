@@ -5,11 +5,7 @@ Axes are those of `kvlab.reference.notation`, with the batch ``N`` in front.
 
 from collections.abc import Sequence
 
-from jaxtyping import Bool as Bool
-from jaxtyping import Float as Float
-from jaxtyping import Int as Int
-from jaxtyping import Shaped as Shaped
-from jaxtyping import UInt8 as UInt8
+from jaxtyping import Bool as Bool, Float as Float, Int as Int, Shaped as Shaped, UInt8 as UInt8
 from torch import Tensor as Tensor
 
 Queries = Float[Tensor, "N G rho m d"]

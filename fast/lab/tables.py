@@ -23,8 +23,7 @@ from markdown_it import MarkdownIt
 from rich import box
 from rich.markup import escape as escape_rich
 from rich.table import Table as RichTable
-from tabulate import DataRow, Line, TableFormat
-from tabulate import tabulate as lay_out
+from tabulate import DataRow, Line, TableFormat, tabulate as lay_out
 
 MISSING = "–"
 LONG = 32

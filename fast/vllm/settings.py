@@ -9,8 +9,7 @@ from typing import Any
 from kvlab.fast.engine.policy import Policy, Score
 from kvlab.fast.engine.port import port
 from kvlab.fast.vllm import CONNECTOR, asked_of, points
-from kvlab.reference import methods
-from kvlab.reference import policy as reference
+from kvlab.reference import methods, policy as reference
 from kvlab.reference.granularity import Pages
 from kvlab.reference.observation import Clock
 

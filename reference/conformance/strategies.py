@@ -8,8 +8,7 @@ entry. Hypothesis makes the sizes of a failing case small.
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import reject
-from hypothesis import strategies as st
+from hypothesis import reject, strategies as st
 
 from kvlab.reference.conformance.planned import any_case
 from kvlab.reference.conformance.targets import operation_of

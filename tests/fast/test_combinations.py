@@ -18,8 +18,7 @@ from covertable import make
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.step import attend, begin, finish
 from kvlab.fast.methods import port
-from kvlab.reference import methods
-from kvlab.reference import policy as parts
+from kvlab.reference import methods, policy as parts
 from kvlab.reference.granularity import OfPages, OneForAllHeads, OneForAllLayers, Pages, WholePages
 from kvlab.reference.methods.ddks import AlsoDemoted
 from kvlab.reference.methods.openvino import CompletePages

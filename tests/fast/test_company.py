@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from kvlab.fast import compress
 from kvlab.reference.methods import base_name

@@ -17,8 +17,7 @@ from kvlab.reference.cache import Column
 from kvlab.reference.methods.caote import Caote, EvictionError
 from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.observation import NO_ATTENTION, Needs
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy, Score
-from kvlab.reference.policy import Full as FullPrecision
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Full as FullPrecision, Policy, Score
 from support.models import prompts, tiny, written
 from support.outside import methods_named, write_files
 from support.replay import DTYPES, HEADS, Comparison, random_blocks

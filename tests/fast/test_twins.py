@@ -7,8 +7,7 @@ from pkgutil import iter_modules
 
 import pytest
 
-from kvlab.fast import methods as fast
-from kvlab.fast import precisions
+from kvlab.fast import methods as fast, precisions
 from kvlab.fast.engine import twins
 from kvlab.fast.engine.twins import TWINS
 

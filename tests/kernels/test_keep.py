@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kvlab.fast.kernels import keep, move
 from kvlab.fast.kernels.keep import keep_slots

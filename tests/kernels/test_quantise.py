@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from kvlab.fast.kernels.quantise import outlier_scores, quantise
-from kvlab.fast.kernels.quantise import quantize as quantize_in_torch
+from kvlab.fast.kernels.quantise import outlier_scores, quantise, quantize as quantize_in_torch
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.quantization import quantize
 from support.kernel_inputs import DEVICE, DTYPES, as_numpy, drawn

@@ -7,11 +7,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from kvlab.reference import invariants as promised
-from kvlab.reference import methods
+from kvlab.reference import invariants as promised, methods
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Entries, Precision, Score
 from kvlab.reference.streams import Source, random_stream, run_stream

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvlab.reference.selection import budget_entries, keep_set, rank
 from support.refused import refused

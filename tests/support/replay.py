@@ -25,8 +25,14 @@ from kvlab.reference.granularity import OneForAllHeads
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.precisions import OnArrival
-from kvlab.reference.step import Block as ReferenceBlock
-from kvlab.reference.step import Decision, StepResult, apply, empty_cache, look
+from kvlab.reference.step import (
+    Block as ReferenceBlock,
+    Decision,
+    StepResult,
+    apply,
+    empty_cache,
+    look,
+)
 from support.models import prompts
 from support.tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 

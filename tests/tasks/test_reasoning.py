@@ -2,8 +2,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import Grade, jumps, reasoning

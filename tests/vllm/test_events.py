@@ -5,8 +5,7 @@ one that kvlab writes for it alone, and its blocks are evicted at the same token
 """
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from support.block_oracle import arriving, asked, assert_as_specified, of, texts
 

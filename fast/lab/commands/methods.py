@@ -11,8 +11,7 @@ from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.simulator.observed import intervals
-from kvlab.reference.simulator.observed import recurrence as sum_up
+from kvlab.reference.simulator.observed import intervals, recurrence as sum_up
 
 
 def methods(

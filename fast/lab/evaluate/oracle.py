@@ -18,10 +18,8 @@ from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.notation import Candidates, Room, Scores
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
-from kvlab.reference.notation import Array, Marks
-from kvlab.reference.notation import Scores as ReferenceScores
-from kvlab.reference.observation import NO_ATTENTION
-from kvlab.reference.observation import Observation as ReferenceObservation
+from kvlab.reference.notation import Array, Marks, Scores as ReferenceScores
+from kvlab.reference.observation import NO_ATTENTION, Observation as ReferenceObservation
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy
 
 

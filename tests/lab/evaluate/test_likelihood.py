@@ -8,8 +8,7 @@ import pytest
 from kvlab.fast import methods
 from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods
 from kvlab.fast.models.loading import load
-from kvlab.reference import Transformer
-from kvlab.reference import methods as reference
+from kvlab.reference import Transformer, methods as reference
 from kvlab.reference.generate import advance, start
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning

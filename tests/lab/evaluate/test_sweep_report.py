@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from markdown import Markdown
 
 from kvlab.fast.lab.evaluate.controls import controls_of, gains_table, matched, seen
@@ -36,8 +35,7 @@ from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.published import read_parquet
 from kvlab.fast.lab.sweep.report import accuracy_cell, accuracy_table, told_once, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
-from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
-from kvlab.fast.lab.sweep.summary import against_full, summarise
+from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED, against_full, summarise
 from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
