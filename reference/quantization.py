@@ -5,6 +5,7 @@ stored as a code of ``bits`` bits, and codes are packed without gaps into bytes.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,9 @@ WIDTHS = (2, 3, 4, 8)
 
 FULL_BITS = 16
 """Bits that an unquantised element counts for; the reference computes with it in float64."""
+
+OutlierMean = Literal["outliers", "block"]
+"""Over what a group's outlier score is a mean: its outliers, or all its elements."""
 
 
 def pack(codes: UInt8[Array, "... length"], bits: int) -> UInt8[Array, "... bytes"]:

@@ -26,16 +26,9 @@ ROPE_TYPES = {
 }
 """The kinds of RoPE and the parameters that each needs."""
 
-Attend = Callable[
-    [
-        int,
-        Float[Array, "H m d"],
-        NewVectors,
-        NewVectors,
-        Float[Array, "m width"],
-    ],
-    Float[Array, "H m d"],
-]
+Heads = Float[Array, "H m d"]
+Hidden = Float[Array, "m width"]
+Attend = Callable[[int, Heads, NewVectors, NewVectors, Hidden], Heads]
 """Given layer, queries, keys and values of a block, and the hidden states that they are projected
 from, return each head's attention output."""
 
@@ -217,9 +210,7 @@ class Transformer:
         angles = positions[..., None].astype(np.float32) * self._frequencies
         return np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
 
-    def _attention(
-        self, layer: int, x: Float[Array, "m width"], rotation: Rotation, attend: Attend
-    ) -> Float[Array, "m width"]:
+    def _attention(self, layer: int, x: Hidden, rotation: Rotation, attend: Attend) -> Hidden:
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
         queries = self._heads(f"{prefix}q_proj", x, config.heads)
         keys = self._heads(f"{prefix}k_proj", x, config.kv_heads)
@@ -230,10 +221,10 @@ class Transformer:
         heads = attend(layer, turn(queries, rotation), turn(keys, rotation), values, x)
         return self._linear(f"{prefix}o_proj", heads.swapaxes(0, 1).reshape(len(x), -1))
 
-    def _heads(self, name: str, x: Float[Array, "m width"], heads: int) -> Float[Array, "h m d"]:
+    def _heads(self, name: str, x: Hidden, heads: int) -> Float[Array, "h m d"]:
         return self._linear(name, x).reshape(len(x), heads, -1).swapaxes(0, 1)
 
-    def _mlp(self, prefix: str, x: Float[Array, "m width"]) -> Float[Array, "m width"]:
+    def _mlp(self, prefix: str, x: Hidden) -> Hidden:
         gate = self._linear(f"{prefix}gate_proj", x)
         with np.errstate(over="ignore"):  # exp of a large number is infinite, and SiLU then 0
             silu = gate / (1 + np.exp(-gate))

@@ -21,6 +21,8 @@ from kvlab.reference.quantization import FULL_BITS
 EMPTY = -1
 """Slot of a row that belongs to no entry."""
 
+Chosen = Int[Tensor, "N G chosen"] | range
+"""Slots of some entries of every head; a range where they are the same in all."""
 Spec = TypeVar("Spec", bound=reference.Code)
 
 
@@ -164,11 +166,7 @@ class Storage:
         self.changes += 1
 
     def quantize_tokens(
-        self,
-        slots: Int[Tensor, "N G chosen"] | range,
-        bits: int,
-        group: int,
-        counts: tuple[int, ...] | None = None,
+        self, slots: Chosen, bits: int, group: int, counts: tuple[int, ...] | None = None
     ) -> None:
         """Store entries in groups of ``group`` channels of one token.
 
@@ -184,11 +182,7 @@ class Storage:
         self._move(VectorTable(slots, codes, counts=used), counts is not None)
 
     def quantize_channels(
-        self,
-        slots: Int[Tensor, "N G chosen"] | range,
-        bits: int,
-        group: int,
-        counts: tuple[int, ...],
+        self, slots: Chosen, bits: int, group: int, counts: tuple[int, ...]
     ) -> None:
         """Store entries at full precision in blocks of ``group`` consecutive slots of a channel."""
         if _number(slots) == 0:
@@ -226,9 +220,7 @@ class Storage:
         assert isinstance(vectors, Tensor)
         return vectors
 
-    def _balanced(
-        self, slots: Int[Tensor, "N G chosen"] | range, all_wide: bool
-    ) -> Float[Tensor, "N G chosen d"]:
+    def _balanced(self, slots: Chosen, all_wide: bool) -> Float[Tensor, "N G chosen d"]:
         """Return the vectors to be quantised, without any rounding."""
         if isinstance(slots, range):
             vectors = self._full_precision[:, :, : len(slots)]
@@ -324,7 +316,7 @@ class Partners:
         return self._found
 
 
-def _number(slots: Int[Tensor, "N G chosen"] | range) -> int:
+def _number(slots: Chosen) -> int:
     return len(slots) if isinstance(slots, range) else slots.shape[2]
 
 

@@ -15,6 +15,9 @@ from kvlab.fast.kernels.prefill import received_attention
 from kvlab.reference.files import query_statistics
 from kvlab.reference.windows import Border
 
+Window = tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]
+"""Remembered queries, and their positions."""
+
 
 def remember_queries(state: State, seen: Observation, size: int) -> None:
     """Keep the last ``size`` queries and their positions in ``state.stream``."""
@@ -45,14 +48,14 @@ def query_statistic(path: str, name: str, seen: Observation) -> Float[Tensor, "N
 
 def _last_real(
     queries: Float[Tensor, "N G rho m d"], positions: Int[Tensor, "N m"], size: int
-) -> tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]:
+) -> Window:
     """Return the last ``size`` real queries; if there are fewer, padding stands before them."""
     order = (positions >= 0).to(torch.uint8).argsort(dim=-1, stable=True)[:, -size:]
     places = order[:, None, None, :, None].expand(-1, *queries.shape[1:3], -1, queries.shape[4])
     return queries.gather(3, places), positions.gather(1, order)
 
 
-def window(state: State, size: int) -> tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]:
+def window(state: State, size: int) -> Window:
     """Return the last ``size`` remembered queries and their positions."""
     return state.stream["queries"][:, :, :, -size:], state.stream["query_positions"][:, -size:]
 

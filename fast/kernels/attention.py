@@ -14,6 +14,11 @@ from kvlab.reference.attention import GroupReduction
 Reduction = GroupReduction | Literal["none", "skip"]
 """How the query heads of a KV head are joined; ``none`` keeps them apart, ``skip`` drops them."""
 
+Mask = Bool[Tensor, "N #G _ m _"] | None
+"""Which entries every query may read; None: all of them."""
+OverEntries = Float[Tensor, "*rows n"]
+"""One number per entry, whatever the axes before them are."""
+
 
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
     """Return the format of logits, probabilities and scores: float64 for float64, else float32."""
@@ -42,20 +47,18 @@ def logits(queries: Queries, keys: Vectors, softcap: float | None = None) -> Pro
     return squeezed(products, softcap)
 
 
-def squeezed(products: Float[Tensor, "*rows n"], softcap: float | None) -> Float[Tensor, "*rows n"]:
+def squeezed(products: OverEntries, softcap: float | None) -> OverEntries:
     """Squeeze logits into ±``softcap``, if there is one."""
     return products if softcap is None else softcap * torch.tanh(products / softcap)
 
 
-def hide(logits: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*_rows _"]) -> None:
+def hide(logits: OverEntries, visible: Bool[Tensor, "*_rows _"]) -> None:
     """Overwrite logits with the least number where nothing is ``visible``."""
     least = logits.new_full((), torch.finfo(logits.dtype).min)
     torch.where(visible, logits, least, out=logits)  # faster than masked_fill_ on a CPU
 
 
-def softmax(
-    x: Float[Tensor, "*rows n"], mask: Bool[Tensor, "*_rows _"] | None = None
-) -> Float[Tensor, "*rows n"]:
+def softmax(x: OverEntries, mask: Bool[Tensor, "*_rows _"] | None = None) -> OverEntries:
     """Softmax over the last axis where ``mask`` is true; a row without any entry gets zeros.
 
     A mask of fewer entries is of the last ones; every row reads all entries before them. Overwrites
@@ -77,11 +80,7 @@ def weighted_values(attention: Probabilities, values: Vectors) -> Queries:
 
 
 def attend(
-    queries: Queries,
-    keys: Vectors,
-    values: Vectors,
-    mask: Bool[Tensor, "N #G _ m _"] | None,
-    softcap: float | None = None,
+    queries: Queries, keys: Vectors, values: Vectors, mask: Mask, softcap: float | None = None
 ) -> tuple[Queries, Probabilities]:
     """Return the attention output and the attention probabilities of a block of queries."""
     attention = softmax(logits(queries, keys, softcap), mask)
@@ -89,11 +88,7 @@ def attend(
 
 
 def attend_without_weights(
-    queries: Queries,
-    keys: Vectors,
-    values: Vectors,
-    mask: Bool[Tensor, "N #G _ m n"] | None,
-    causal: bool = False,
+    queries: Queries, keys: Vectors, values: Vectors, mask: Mask, causal: bool = False
 ) -> Queries:
     """Return the attention output alone, by PyTorch's fused kernels, in the keys' number format.
 

@@ -11,7 +11,6 @@ group. Outliers are sought in PyTorch: DesireKV asks for them once in many token
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from kvlab.fast.kernels.codes import Coded, Parts, constant
 from kvlab.fast.kernels.common import constexpr, kernel, on_device_of, tl, triton, tuned
 from kvlab.fast.kernels.notation import Float, Shaped, Slots, Tensor, UInt8
 from kvlab.reference.notation import Array
-from kvlab.reference.quantization import WIDTHS
+from kvlab.reference.quantization import WIDTHS, OutlierMean
 
 
 def pack(codes: UInt8[Tensor, "*rows length"], bits: int) -> UInt8[Tensor, "*rows bytes"]:
@@ -170,7 +169,7 @@ def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
 
 
 def outlier_scores(
-    x: Float[Tensor, "*rows length"], group: int, over: Literal["outliers", "block"] = "outliers"
+    x: Float[Tensor, "*rows length"], group: int, over: OutlierMean = "outliers"
 ) -> Float[Tensor, "*rows groups"]:
     """Mean distance of each group's outliers to its mean, 0 without outliers (DesireKV Eq. 6).
 
@@ -180,9 +179,7 @@ def outlier_scores(
     return torch.stack([one_group(block, over) for block in x.double().split(group, -1)], dim=-1)
 
 
-def one_group(
-    block: Float[Tensor, "*rows g"], over: Literal["outliers", "block"]
-) -> Float[Tensor, "*rows"]:
+def one_group(block: Float[Tensor, "*rows g"], over: OutlierMean) -> Float[Tensor, "*rows"]:
     """Return the outlier score of one group of channels."""
     levels = torch.tensor([0.25, 0.75], dtype=block.dtype, device=block.device)
     first, third = torch.quantile(block, levels, dim=-1, keepdim=True)

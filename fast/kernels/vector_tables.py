@@ -17,6 +17,9 @@ from kvlab.reference.slots import MOST_SLACK, room_for_more
 TABLE_SHIFT = 27
 """A partner is the number of a table, shifted by this many bits, and a row of it."""
 
+RowsOfHeads = Shaped[Tensor, "N G n *d"]
+"""Rows of every head: vectors, or parts of their codes."""
+
 
 @dataclass(frozen=True)
 class VectorTable:
@@ -150,16 +153,16 @@ class VectorTable:
         return VectorTable(slots, vectors, self.by_channel, counts)
 
 
-def _dense(rows: Shaped[Tensor, "N G n *d"]) -> Tensor:
+def _dense(rows: RowsOfHeads) -> Tensor:
     """Copy rows without room; ``clone`` alone would keep the strides of a single head."""
     return rows.clone(memory_format=torch.contiguous_format)
 
 
-def _joined(rows: Shaped[Tensor, "N G n *d"], more: Shaped[Tensor, "N G m *d"]) -> Tensor:
+def _joined(rows: RowsOfHeads, more: Shaped[Tensor, "N G m *d"]) -> Tensor:
     return torch.cat([rows, more], dim=2)
 
 
-def _added(rows: Shaped[Tensor, "N G n *d"], row: Shaped[Tensor, "N G 1 *d"]) -> Tensor:
+def _added(rows: RowsOfHeads, row: Shaped[Tensor, "N G 1 *d"]) -> Tensor:
     """Write one more row of every head behind the others, which move only if there is no room.
 
     What lies between the heads of ``rows`` is theirs: nobody else holds a row there.
@@ -173,7 +176,7 @@ def _added(rows: Shaped[Tensor, "N G n *d"], row: Shaped[Tensor, "N G 1 *d"]) ->
     return rows
 
 
-def room_of(rows: Shaped[Tensor, "N G n *d"]) -> int | None:
+def room_of(rows: RowsOfHeads) -> int | None:
     """Return how many rows lie from one head to the next; None if they do not lie side by side."""
     (N, G, n, *d), (of_sequence, of_head, *own) = rows.shape, rows.stride()
     even = N == 1 or of_sequence == G * of_head
@@ -181,14 +184,14 @@ def room_of(rows: Shaped[Tensor, "N G n *d"]) -> int | None:
     return of_head // own[0] if n and even and dense and of_head % own[0] == 0 else None
 
 
-def _allocated(rows: Shaped[Tensor, "N G n *d"]) -> int:
+def _allocated(rows: RowsOfHeads) -> int:
     """Return the bytes of rows, and of the room behind each head's last one."""
     return rows[:, :, :1].nbytes * (room_of(rows) or rows.shape[2])
 
 
 def in_slots(
     tables: Sequence[VectorTable], rows: Sequence[Tensor], entries: int, empty: float = 0
-) -> Shaped[Tensor, "N G n *d"]:
+) -> RowsOfHeads:
     """Return rows ``[N, G, rows, ...]`` of tables in their slots, ``empty`` in all others."""
     if turns := in_turn(tables, entries):
         found = [rows[number] for number in turns]

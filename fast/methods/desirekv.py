@@ -1,7 +1,5 @@
 """DesireKV: importance, sensitivity, and tokens after a moment of doubt (AAAI 2026)."""
 
-from typing import Literal
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,7 +27,7 @@ from kvlab.fast.kernels.notation import (
 from kvlab.fast.kernels.quantise import outlier_scores
 from kvlab.reference.methods import desirekv as reference
 from kvlab.reference.methods.desirekv import BEFORE_ALL, DesireKV, events
-from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.quantization import FULL_BITS, OutlierMean
 
 
 def decision_window(options: DesireKV, seen: Observation) -> Marks:
@@ -124,7 +122,7 @@ class ShareOfWindow(Budget[reference.ShareOfWindow]):
 
 
 def sensitivity(
-    keys: Vectors, window: Marks, group: int, over: Literal["outliers", "block"]
+    keys: Vectors, window: Marks, group: int, over: OutlierMean
 ) -> Float[Tensor, "N n"]:
     """Quantisation sensitivity of each token in one layer, relative to the window's largest."""
     per_token = outlier_scores(keys, group, over).mean(dim=(1, 3))

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from kvlab.fast.engine.policy import KeepSet, LayerCache, Observation, Precision
-from kvlab.fast.engine.storage import EMPTY, Storage, quantize_oldest
+from kvlab.fast.engine.storage import EMPTY, Chosen, Storage, quantize_oldest
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.notation import Int, Tensor
 from kvlab.reference.methods import kivi as reference
 
 
@@ -44,7 +43,7 @@ class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerTo
 
 def oldest_until(
     cache: LayerCache, storage: Storage, coded: Sequence[int]
-) -> tuple[Int[Tensor, "N G chosen"] | range, tuple[int, ...]]:
+) -> tuple[Chosen, tuple[int, ...]]:
     """Return the slots to code, and how many of each sequence, so that its first ``coded`` are.
 
     Nothing is ever evicted, so the entries at full precision are the newest, and the oldest of

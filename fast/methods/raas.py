@@ -8,6 +8,9 @@ from kvlab.fast.kernels.keep import in_ascending_position, rank
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Tensor
 from kvlab.reference.methods import raas as reference
 
+PageKeys = Float[Tensor, "N G pages d"]
+"""A number of every page and channel."""
+
 
 class LastUse(Score[reference.LastUse]):
     """Generated step at which an entry was last attended to; prompt entries start at 0."""
@@ -70,7 +73,7 @@ class PageUse(Score[reference.PageUse]):
 
     def extremes(
         self, seen: Observation, page_of: Positions, pages: int
-    ) -> tuple[Float[Tensor, "N G pages d"], Float[Tensor, "N G pages d"]]:
+    ) -> tuple[PageKeys, PageKeys]:
         """Largest and smallest key of every page, per channel; one more page for empty slots."""
         N, G, _, d = seen.keys.shape
         index = page_of[..., None].expand_as(seen.keys)
@@ -83,8 +86,8 @@ class PageUse(Score[reference.PageUse]):
     def best(
         self,
         queries: Float[Tensor, "N G rho d"],
-        highest: Float[Tensor, "N G pages d"],
-        lowest: Float[Tensor, "N G pages d"],
+        highest: PageKeys,
+        lowest: PageKeys,
         present: Bool[Tensor, "N G pages"],
     ) -> Bool[Tensor, "N G pages"]:
         """Mark the pages with the highest bound of any q·k, maximum over the query group."""

@@ -34,7 +34,7 @@ def load(
     model, local = _find(model)
     with quietly(local):
         network = _load_network(model, dtype, local, at if find_spec("accelerate") else None)
-        tokenizer = _attempt(model, local, AutoTokenizer, trust_remote_code=False)
+        tokenizer = _attempt(model, local, AutoTokenizer)
     network.eval()
     return network if parallel else network.to(place), tokenizer
 
@@ -76,7 +76,7 @@ def load_configuration(model: str | Path) -> Any:
 def _load_light(model: str | Path, loader: Any) -> Any:
     model, local = _find(model)
     with quietly(local):
-        return _attempt(model, local, loader, trust_remote_code=False)
+        return _attempt(model, local, loader)
 
 
 def find_device(name: str | None) -> torch.device:
@@ -117,7 +117,6 @@ def _load_network(model: str, dtype: str, local: bool, device_map: Any) -> Any:
         AutoModelForCausalLM,
         dtype=dtype,
         use_safetensors=True,
-        trust_remote_code=False,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         device_map=device_map,
@@ -137,7 +136,8 @@ def _attempt(model: str, local: bool, loader: Any, **options: Any) -> Any:
     name, _, revision = (model, "", "") if local else model.partition("@")
     try:
         at = {"revision": revision} if revision else {}
-        return loader.from_pretrained(name, local_files_only=local, **at, **options)
+        options |= {"local_files_only": local, "trust_remote_code": False}
+        return loader.from_pretrained(name, **at, **options)
     except (OSError, ValueError, TypeError, RuntimeError, KeyError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise ValueError(f"{model} needs code of its own, which is never run") from None

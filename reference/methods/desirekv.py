@@ -30,7 +30,7 @@ from kvlab.reference.policy import (
     Score,
     Stored,
 )
-from kvlab.reference.quantization import FULL_BITS, WIDTHS
+from kvlab.reference.quantization import FULL_BITS, WIDTHS, OutlierMean
 from kvlab.reference.stored_vectors import TokenGroups
 from kvlab.reference.windows import (
     Border,
@@ -90,7 +90,7 @@ def importance(options: "DesireKV", state: State, seen: Observation, window: Mar
 
 
 def outlier_score(
-    block: Float[Array, "*rows g"], over: Literal["outliers", "block"] = "outliers"
+    block: Float[Array, "*rows g"], over: OutlierMean = "outliers"
 ) -> Float[Array, "*rows"]:
     """Mean distance of a block's outliers to its mean; 0 without outliers."""
     first, third = np.quantile(block, [0.25, 0.75], axis=-1, keepdims=True)
@@ -103,7 +103,7 @@ def outlier_score(
 
 
 def sensitivity(
-    keys: Vectors, window: Marks, group: int, over: Literal["outliers", "block"] = "outliers"
+    keys: Vectors, window: Marks, group: int, over: OutlierMean = "outliers"
 ) -> Float[Array, " n"]:
     """Quantisation sensitivity of each token in one layer, relative to the window's largest."""
     d = keys.shape[-1]
@@ -248,7 +248,7 @@ class DesireKV(Method):
     """Share of the window that is not sensitive."""
     sensitivity_threshold: float | None = None
     """Absolute threshold of the relative sensitivity, instead of the quantile."""
-    outlier_mean: Literal["outliers", "block"] = "outliers"
+    outlier_mean: OutlierMean = "outliers"
     """Average the distances over the outliers, or over the block so that their number counts."""
     doubt_quantile: float = 0.1
     """Share of the window's least confident steps after which tokens are protected."""

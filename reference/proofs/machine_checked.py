@@ -22,14 +22,12 @@ PLACE = "reference/proofs/rocq/"
 LIBRARY = "algebra"
 """The file without theorems of a paper, which the others use."""
 PAPERS = ("caote", "ahakv", "lazy_eviction")
-AXIOMS = frozenset(
-    {
-        "Classical_Prop.classic",
-        "ClassicalDedekindReals.sig_forall_dec",
-        "ClassicalDedekindReals.sig_not_dec",
-        "FunctionalExtensionality.functional_extensionality_dep",
-    }
-)
+AXIOMS = {
+    "Classical_Prop.classic",
+    "ClassicalDedekindReals.sig_forall_dec",
+    "ClassicalDedekindReals.sig_not_dec",
+    "FunctionalExtensionality.functional_extensionality_dep",
+}
 """What Rocq's own library of the real numbers assumes; a proof may rest on nothing else."""
 INSTALL = "apt-get install coq libcoq-coquelicot, or opam install coq coq-coquelicot"
 
