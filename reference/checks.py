@@ -47,15 +47,10 @@ def check_limits(options: Any, limits: Mapping[str, Limit]) -> None:
         if isinstance(limit, tuple):
             check_between(*limit, **{name: value})
         elif limit == "odd":
-            check_kernel(value)
+            if value < 1 or value % 2 == 0:  # only an odd kernel of a pooling has a centre
+                raise ValueError(f"{name} = {value} must be odd and at least 1")
         else:
             check_at_least(limit, **{name: value})
-
-
-def check_kernel(kernel: int) -> None:
-    """Raise ValueError unless a pooling kernel is odd, so that it has a centre."""
-    if kernel < 1 or kernel % 2 == 0:
-        raise ValueError(f"kernel = {kernel} must be odd and at least 1")
 
 
 def check_window(window: int, budget: int) -> None:

@@ -13,6 +13,9 @@ from kvlab.reference.policy import Policy
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer
 
+PerStep = Float[Array, " steps"]
+StepLogits = Float[Array, "steps vocab"]
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -21,17 +24,17 @@ class Measurement:
     The first value belongs to the end of prefill.
     """
 
-    output_error: Float[Array, " steps"]
+    output_error: PerStep
     """‖X − X'‖₂ per query head, mean over heads and layers (LazyEviction Eq. 4, CAOTE Eq. 9)."""
-    kl: Float[Array, " steps"]
+    kl: PerStep
     """KL divergence in nats of the next-token distribution from the full cache's."""
-    agreement: Float[Array, " steps"]
+    agreement: PerStep
     """1 where the likeliest next token is that of the full cache."""
-    entries: Float[Array, " steps"]
+    entries: PerStep
     """Entries kept per KV head, mean over layers."""
-    nbytes: Float[Array, " steps"]
+    nbytes: PerStep
     """Bytes of keys and values in all layers, scales and zero points included."""
-    average_bits: Float[Array, " steps"]
+    average_bits: PerStep
     """Bits stored per element of the full cache, scales and zero points included."""
     after_eviction: Bool[Array, " steps"]
     """Whether the step's last token attended after an eviction; until then nothing is missing."""
@@ -76,8 +79,8 @@ def teacher_forced(
     policy: Policy,
     prompt: Sequence[int],
     continuation: Sequence[int],
-    full_logits: Float[Array, "steps vocab"] | None = None,
-) -> tuple[Measurement, Float[Array, "steps vocab"]]:
+    full_logits: StepLogits | None = None,
+) -> tuple[Measurement, StepLogits]:
     """Feed all but the last token of a continuation, and compare every step with the full cache.
 
     ``full_logits`` is what a run with the full cache returned; None: this run is the yardstick.
@@ -118,8 +121,8 @@ def attended_to_all(policy: Policy, block: Block, result: StepResult) -> float:
 
 def measurement(
     columns: Float[Array, "steps 4"],
-    full: Float[Array, "steps vocab"],
-    written: Float[Array, "steps vocab"],
+    full: StepLogits,
+    written: StepLogits,
     after_eviction: Bool[Array, " steps"],
 ) -> Measurement:
     """Put a run together: errors, entries, bytes and average bits, and its logits."""
@@ -129,9 +132,7 @@ def measurement(
     return Measurement(error, kl, agreement, entries, nbytes, average, after_eviction)
 
 
-def divergence(
-    full: Float[Array, "steps vocab"], other: Float[Array, "steps vocab"]
-) -> Float[Array, " steps"]:
+def divergence(full: StepLogits, other: StepLogits) -> PerStep:
     """KL(full ‖ other) of the next-token distributions, in nats."""
     log_p, log_q = log_softmax(full), log_softmax(other)
     return np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=-1), 0.0)

@@ -117,16 +117,11 @@ class Method(ABC):
         return None
 
     def composed(
-        self,
-        score: Score,
-        schedule: Schedule,
-        protect: Protect,
-        budget: int | None,
-        reposition: bool = False,
+        self, score: Score, schedule: Schedule, protect: Protect, budget: int | None
     ) -> Policy:
         """Return a policy of this name that keeps a budget of entries; ValueError without one."""
         kept = Entries(require_budget(self.name, budget))
-        return Policy(self.name, score, schedule, protect, kept, reposition=reposition)
+        return Policy(self.name, score, schedule, protect, kept)
 
     @abstractmethod
     def policy(self, budget: int | None) -> Policy:

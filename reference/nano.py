@@ -119,9 +119,8 @@ def step(method: "Method", layer: Layer, q: Array, k: Array, v: Array) -> Array:
     G, m, _ = k.shape
     block = np.arange(layer.t, layer.t + m)
     layer.t, layer.generated = layer.t + m, layer.generated + m
-    layer.keys = np.concatenate([layer.keys, k], axis=1)
-    layer.values = np.concatenate([layer.values, v], axis=1)
-    layer.positions = np.concatenate([layer.positions, np.tile(block, (G, 1))], axis=1)
+    new = (layer.keys, k), (layer.values, v), (layer.positions, np.tile(block, (G, 1)))
+    layer.keys, layer.values, layer.positions = (np.concatenate(x, axis=1) for x in new)
     for name, numbers in layer.state.items():
         layer.state[name] = np.concatenate([numbers, np.zeros((G, m))], axis=1)
     layer.queries = np.concatenate([layer.queries, q], axis=2)[:, :, -method.rows :]
@@ -130,12 +129,11 @@ def step(method: "Method", layer: Layer, q: Array, k: Array, v: Array) -> Array:
     method.observe(layer)
     if method.due(layer):
         keep = method.store(layer, keep_set(method, layer))
-        survivors = np.nonzero(keep)[1].reshape(G, -1)
-        layer.keys = np.take_along_axis(layer.keys, survivors[..., None], axis=1)
-        layer.values = np.take_along_axis(layer.values, survivors[..., None], axis=1)
-        layer.positions = np.take_along_axis(layer.positions, survivors, axis=1)
+        kept = np.arange(G)[:, None], np.nonzero(keep)[1].reshape(G, -1)  # heads, and places
+        layer.keys, layer.values = layer.keys[kept], layer.values[kept]
+        layer.positions = layer.positions[kept]
         for name, numbers in layer.state.items():
-            layer.state[name] = np.take_along_axis(numbers, survivors, axis=1)
+            layer.state[name] = numbers[kept]
     return output
 
 

@@ -1,13 +1,13 @@
 """Columns of the entries of one layer, in buffers that grow in place and really shrink."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import torch
 
 from kvlab.fast.kernels.move import move_survivors
-from kvlab.fast.kernels.notation import Int, Slots, Tensor
+from kvlab.fast.kernels.notation import Change, Int, Slots, Tensor
 from kvlab.reference.cache import Column
 from kvlab.reference.slots import grown, shrunk
 
@@ -114,7 +114,7 @@ class Columns:
         self._pack({n: x for n, x in self._columns().items() if n not in self.state})
         self.state = {}
 
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+    def map_rows(self, change: Change) -> None:
         """Apply one change of the batch axis to every column."""
         self.buffers = {
             kind: torch.stack([change(column) for column in buffer])

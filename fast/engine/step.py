@@ -35,6 +35,9 @@ from kvlab.fast.kernels.keep import BEYOND, keep_slots
 from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Slots, Tensor
 from kvlab.reference.slots import MOST_WAITING
 
+OfLayers = Sequence[Observation | None]
+"""What layers that decide together saw; None for those whose step has no event."""
+
 
 @in_own_formats
 def begin(layers: Layers, clock: BatchClock) -> None:
@@ -241,10 +244,7 @@ class Decision:
 
 
 def decide(
-    policy: Policy,
-    seen: Observation,
-    due: Sequence[bool],
-    of_layers: Sequence[Observation | None] = (),
+    policy: Policy, seen: Observation, due: Sequence[bool], of_layers: OfLayers = ()
 ) -> Decision | None:
     """Return what is kept: protected entries and the best of the rest; None if nothing is to do.
 
@@ -297,10 +297,7 @@ def _every_slot(seen: Observation) -> Slots:
 
 
 def _mean_over_layers(
-    policy: Policy,
-    of_layers: Sequence[Observation | None],
-    candidates: Marks | None,
-    room: Sequence[int],
+    policy: Policy, of_layers: OfLayers, candidates: Marks | None, room: Sequence[int]
 ) -> Scores:
     """Rate the entries of layers that decide together, whose slots are alike, by their mean."""
     every = [seen for seen in of_layers if seen is not None]

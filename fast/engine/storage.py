@@ -1,7 +1,7 @@
 """Keys or values of mixed precision: tables that are really packed, each knowing its slots."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TypeVar
@@ -12,7 +12,7 @@ from kvlab.fast.engine.twins import Twin
 from kvlab.fast.kernels.codes import Coded, Parts, Scale
 from kvlab.fast.kernels.common import to_device
 from kvlab.fast.kernels.keep import last_in_use
-from kvlab.fast.kernels.notation import Bool, Float, Int, RowVectors, Slots, Tensor, Vectors
+from kvlab.fast.kernels.notation import Bool, Change, Float, Int, RowVectors, Slots, Tensor, Vectors
 from kvlab.fast.kernels.quantise import quantise, take
 from kvlab.fast.kernels.vector_tables import VectorTable, in_slots, partners_of, ranges_of
 from kvlab.reference import codes as reference
@@ -197,7 +197,7 @@ class Storage:
         other.tables = [table.clone() for table in self.tables]
         return other
 
-    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+    def map_rows(self, change: Change, order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         self.tables = [table.map_rows(change, order) for table in self.tables]
         self.balance = None if self.balance is None else change(self.balance)

@@ -29,6 +29,10 @@ from kvlab.fast.huggingface.rotary import longest_alike
 from kvlab.fast.kernels.notation import Bool, Float, Int, Tensor
 from kvlab.reference.policy import Edges
 
+Texts = Int[Tensor, "2 t"]
+Compared = dict[str, tuple[Float[Tensor, "k vocab"], Float[Tensor, "k vocab"]]]
+"""Logits under `compress`, and those expected, by the name of the comparison."""
+
 COLUMNS = 5
 PADDING = 1
 """Columns of padding on the left of the second text."""
@@ -200,7 +204,7 @@ def _difference(asked: Attachment, changes: tuple[str, ...]) -> str | None:
     return ""
 
 
-def texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
+def texts(model: Any) -> tuple[Texts, Bool[Tensor, "2 t"]]:
     """Return two texts without special tokens, and a mask of the tokens that are not padding."""
     config = model.config.get_text_config(decoder=True)
     special = [
@@ -240,7 +244,7 @@ def stock_logits(
     return logits
 
 
-def _across(model: Any, limit: int, ids: Int[Tensor, "2 t"]) -> tuple[Tensor, Tensor]:
+def _across(model: Any, limit: int, ids: Texts) -> tuple[Tensor, Tensor]:
     """Logits around the length where frequencies change, and those with transformers' cache.
 
     The short texts that are read later give the model its first frequencies again.
@@ -262,11 +266,8 @@ def _across(model: Any, limit: int, ids: Int[Tensor, "2 t"]) -> tuple[Tensor, Te
 
 
 def _compared(
-    model: Any,
-    ids: Int[Tensor, "2 t"],
-    real: Bool[Tensor, "2 t"],
-    expected: Float[Tensor, "2 t vocab"],
-) -> dict[str, tuple[Float[Tensor, "k vocab"], Float[Tensor, "k vocab"]]]:
+    model: Any, ids: Texts, real: Bool[Tensor, "2 t"], expected: Float[Tensor, "2 t vocab"]
+) -> Compared:
     """Logits under the full policy and the stock model's, by the name of the comparison."""
     limit, parts = longest_alike(model), {}
     if limit is not None:
@@ -293,9 +294,7 @@ def _compared(
     }
 
 
-def _after_eviction(
-    asked: Attachment, changes: tuple[str, ...], ids: Int[Tensor, "2 t"]
-) -> dict[str, tuple[Float[Tensor, "1 vocab"], Float[Tensor, "1 vocab"]]]:
+def _after_eviction(asked: Attachment, changes: tuple[str, ...], ids: Texts) -> Compared:
     """Logits of a token after an eviction, and the stock model's that reads only what was kept.
 
     The first tokens are kept: no layer let the others, which came later, change them.

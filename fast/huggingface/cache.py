@@ -17,7 +17,7 @@ from kvlab.fast.huggingface.attention import CompressedLayer
 from kvlab.fast.huggingface.identity import writes_to
 from kvlab.fast.huggingface.padding import WindowLayer
 from kvlab.fast.huggingface.text import OneThread, Text
-from kvlab.fast.kernels.notation import Float, Int, Tensor
+from kvlab.fast.kernels.notation import Change, Float, Int, Tensor
 from kvlab.reference.observation import Clock
 
 
@@ -219,7 +219,7 @@ class CompressedCache(Cache):
     # --- the batch axis ---
 
     @torch.inference_mode()
-    def _map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+    def _map_rows(self, change: Change, order: Sequence[int]) -> None:
         self.text.map_rows(change, order)
 
     def _of_others(self, name: str) -> list[Callable[..., Any]]:

@@ -1,6 +1,6 @@
 """The text that a cache holds: its state, its clock, and how sure the model was of each token."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from enum import Enum
@@ -12,7 +12,7 @@ import torch
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.layers import Layers, Watch
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.kernels.notation import Bool, Float, Int, Real, Tensor
+from kvlab.fast.kernels.notation import Bool, Change, Float, Int, Real, Tensor
 from kvlab.reference.observation import Clock
 
 AHEAD = 64
@@ -155,7 +155,7 @@ class Text:
             clock.note_evictions(self.layers.fewest, method.evict_before_attend)
         clock.end_block(logits, m)
 
-    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+    def map_rows(self, change: Change, order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         rows = len(self.clock.rows)
         self.layers.map_rows(change, order)
@@ -361,7 +361,7 @@ class StreamClock:
             for first, count, row in zip(self.first_evictions, kept, self.rows, strict=True)
         )
 
-    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+    def map_rows(self, change: Change, order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         self.rows = tuple(self.rows[i] for i in order)
         self.first_evictions = tuple(self.first_evictions[i] for i in order)

@@ -57,7 +57,6 @@ def decode_attention(
         N, G, rho, n = *queries.shape[:3], keys.shape[2]
         parts = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
         raw, lse, outputs = new_parts(queries, n, parts, scores=reduce != "skip")
-        output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         with common.on_device_of(queries):
             attend_to_parts[(N * G, 1, parts)](
                 values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
@@ -65,7 +64,7 @@ def decode_attention(
                 WITH_VALUES=True, EARLY=common.starts_early(queries.device),
                 **arguments_of(queries, keys, None, positions, None, softcap),
             )  # fmt: skip
-            return combined(raw, lse, outputs, output, n, reduce, counters, exact)
+            return combined(raw, lse, outputs, queries, n, reduce, counters, exact)
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(
@@ -134,19 +133,20 @@ def combined(
     raw: Tensor,
     lse: Float[Tensor, "heads parts rho"],
     outputs: Float[Tensor, "heads parts rho d"],
-    output: NewestQueries,
+    queries: NewestQueries,
     n: int,
     reduce: Reduction,
     counters: RecurrenceCounters | None = None,
     exact: NewestQueries | None = None,
 ) -> tuple[NewestQueries, Tensor]:
-    """Fill ``output`` and ``exact``; return what `decode_attention` returns."""
-    N, G, rho, _, d = output.shape
+    """Join the parts that queries found, fill ``exact``; return what `decode_attention` returns."""
+    N, G, rho, _, d = queries.shape
+    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
     elapsed = interval = received
     if counters is not None:
         elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
-    parts, early = lse.shape[1], common.starts_early(output.device)
+    parts, early = lse.shape[1], common.starts_early(queries.device)
     combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, TOGETHER)))](
         raw, lse, outputs, output, exact, received, elapsed, interval,
         n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),

@@ -26,13 +26,14 @@ the parts leave, the kernel of `decode` combines.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
 from kvlab.fast.kernels import attention, common
 from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.codes import Coded, Parts
+from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.common import constexpr, tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts
 from kvlab.fast.kernels.notation import Float, Int, NewestQueries, Tensor
@@ -361,12 +362,13 @@ def _attend_in_triton(
     raw, lse, outputs = new_parts(queries, entries, count, scores)
     if scores:
         raw.fill_(-torch.inf)
-    group = _smallest_group(tables, d)
+    own = (table.code.group for table in tables if table.code and not table.by_channel)
+    group = min(own, default=common.magnitude(d))  # the fewest channels that share a scale
     groups = common.magnitude(max(1, d // group))
-    key_vectors, key_scales, key_zeros, key_own, key_room = zip(
+    key_vectors, key_scales, key_zeros, key_bits, key_own, key_room = zip(
         *(_parts_of(x) for x, _ in asked), strict=True
     )
-    value_vectors, value_scales, value_zeros, value_own, value_room = zip(
+    value_vectors, value_scales, value_zeros, value_bits, value_own, value_room = zip(
         *(_parts_of(x) for _, x in given), strict=True
     )
     attend_to_a_part_of_tables[(heads, count)](
@@ -378,16 +380,13 @@ def _attend_in_triton(
         raw, lse, outputs,
         as_odd(rows), as_odd(key_room), as_odd(value_room), as_odd(first_parts(rows, count)),
         entries, common.magnitude(sum(rows)), d**-0.5, softcap or 0.0,
-        KEY_BITS=tuple(table.bits for table, _ in asked), KEY_OWN=key_own,
-        BY_CHANNEL=tuple(table.by_channel for table, _ in asked),
-        VALUES=tuple(number for number, _ in given),
-        VALUE_BITS=tuple(table.bits for _, table in given), VALUE_OWN=value_own,
-        GROUP=group, BLOCK_GROUPS=groups, BLOCK_RHO=max(common.magnitude(rho), 8 // groups),
-        SOFTCAP=softcap is not None, SCORES=scores, TYPE=_product_type(queries, tables),
-        RHO=rho, D=d, PARTS=count, BLOCK_D=common.columns(d),
+        KEY_BITS=key_bits, KEY_OWN=key_own, VALUE_BITS=value_bits, VALUE_OWN=value_own,
+        BY_CHANNEL=tuple(table.by_channel for table, _ in asked), GROUP=group, BLOCK_GROUPS=groups,
+        VALUES=tuple(number for number, _ in given), RHO=rho, D=d, PARTS=count, SCORES=scores,
+        BLOCK_RHO=max(common.magnitude(rho), 8 // groups), BLOCK_D=common.columns(d),
+        SOFTCAP=softcap is not None, TYPE=_product_type(queries, tables),
     )  # fmt: skip
-    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
-    return combined(raw, lse, outputs, output, entries, reduce)
+    return combined(raw, lse, outputs, queries, entries, reduce)
 
 
 def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -403,46 +402,31 @@ def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
     spare, largest = parts - len(rows), rows.index(max(rows))
     shares = [max(1, spare * count // sum(rows)) for count in rows]
     shares[largest] = parts - (sum(shares) - shares[largest])
-    firsts = [0]
-    for share in shares:
-        firsts.append(firsts[-1] + share)
-    return tuple(firsts)
+    return tuple(accumulate(shares, initial=0))
 
 
-def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int, int]:
-    """Return what a table consists of, channels that share a scale, and rows from head to head.
+def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int, int, int]:
+    """Return a table's parts, bits, channels that share a scale, and rows from head to head.
 
     Numbers as they are stand in for their own scales. Codes of 4 and 2 bits, and pairs of scales,
-    become words of 32 bits, but for those of channels.
+    become words of 32 bits, but for those of channels. Parts are copied unless all heads of all of
+    them lie equally many rows apart.
     """
-    parts, room = _from_head_to_head(table)
+    rooms = {room_of(part) for part in table.parts}
+    parts, room = table.parts, rooms.pop()
+    if rooms or room is None:
+        parts, room = tuple(part.contiguous() for part in parts), table.rows
+    else:
+        room *= table.rows // parts[0].shape[2]
     if isinstance(table.vectors, Tensor):
         (vectors,) = parts
-        return vectors, vectors, vectors, 0, room
+        return vectors, vectors, vectors, table.bits, 0, room
     codes, scale, zero = parts
     if table.bits < 8 and not table.by_channel:
         codes = codes.view(torch.int32)
     if scale.shape[-1] % 2 == 0 and not table.by_channel:
         scale, zero = scale.view(torch.int32), zero.view(torch.int32)
-    return codes, scale, zero, table.code.group, room
-
-
-def _from_head_to_head(table: VectorTable) -> tuple[Parts, int]:
-    """Return the parts of a table, whose rows lie side by side, and the rows of a head with room.
-
-    Parts are copied unless all heads of all of them lie equally many rows apart.
-    """
-    rooms = {room_of(part) for part in table.parts}
-    room = rooms.pop()
-    if rooms or room is None:
-        return tuple(part.contiguous() for part in table.parts), table.rows
-    return table.parts, room * (table.rows // table.parts[0].shape[2])
-
-
-def _smallest_group(tables: Sequence[VectorTable], d: int) -> int:
-    """Return the fewest channels that share a scale; all channels if none share one."""
-    groups = [table.code.group for table in tables if table.code and not table.by_channel]
-    return min(groups, default=common.magnitude(d))
+    return codes, scale, zero, table.bits, table.code.group, room
 
 
 def _product_type(queries: Tensor, tables: Sequence[VectorTable]) -> tl.dtype:

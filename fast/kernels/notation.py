@@ -3,7 +3,7 @@
 Axes are those of `kvlab.reference.notation`, with the batch ``N`` in front.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxtyping import Bool as Bool, Float as Float, Int as Int, Shaped as Shaped, UInt8 as UInt8
 from torch import Tensor as Tensor
@@ -33,3 +33,5 @@ Candidates = Bool[Tensor, "N G n"] | None
 """Entries that may be evicted; None: all may."""
 Room = Sequence[int]
 """How many candidates of each sequence may be kept."""
+Change = Callable[[Tensor], Tensor]
+"""A change of the batch axis, such as a choice of rows."""

@@ -1,6 +1,6 @@
 """Tables of vectors of several precisions, for `kvlab.fast.kernels.mixed_precision`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvlab.fast.kernels.codes import Coded, Parts
-from kvlab.fast.kernels.notation import Float, Int, Shaped, Slots, Tensor
+from kvlab.fast.kernels.notation import Change, Float, Int, Shaped, Slots, Tensor
 from kvlab.fast.kernels.quantise import Groups, take
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.slots import MOST_SLACK, room_for_more
@@ -97,7 +97,7 @@ class VectorTable:
         slots = self.slots_of_heads
         return slots if slots is not self.slots else torch.where(slots < 0, entries, slots).long()
 
-    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> "VectorTable":
+    def map_rows(self, change: Change, order: Sequence[int]) -> "VectorTable":
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         counts = tuple(self.counts[i] for i in order)
         slots = self.slots if isinstance(self.slots, range) else change(self.slots)

@@ -1,12 +1,11 @@
 """CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kvlab.fast.engine.policy import Around, Needs, Observation, Score, State
+from kvlab.fast.engine.policy import Around, Candidates, Needs, Observation, Room, Score, State
 from kvlab.fast.engine.step import first_to_go
 from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
@@ -17,13 +16,11 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.common import to_device
-from kvlab.fast.kernels.notation import Candidates, Float, Marks, PerEntry, Room, Scores, Vectors
+from kvlab.fast.kernels.notation import Float, Marks, PerEntry, PerRow, Scores, Vectors
 from kvlab.reference.methods import caote as reference
 
 
-def normalize(
-    retention: Float[Tensor, "N G k n"], present: Candidates = None
-) -> Float[Tensor, "N G k n"]:
+def normalize(retention: PerRow, present: Candidates = None) -> PerRow:
     """Divide by the sum; all zero becomes uniform over what is ``present``."""
     total = retention.sum(dim=-1, keepdim=True)
     uniform: float | Tensor = 1 / retention.shape[-1]
@@ -33,7 +30,7 @@ def normalize(
     return torch.where(total == 0, uniform, retention / total)
 
 
-def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -> PerEntry:
+def joint_errors(h: PerRow, values: Vectors, evicted: Marks) -> PerEntry:
     """Exact change of the outputs when each entry is evicted besides those in ``evicted``.
 
     ‖Σ_E h(v − X)‖/(1 − Σ_E h) for E = evicted ∪ {j}, L2 over the rows of a group.
@@ -91,7 +88,7 @@ class EvictionError(Around[reference.EvictionError]):
 
     def group_error(
         self,
-        h: Float[Tensor, "N G k n"],
+        h: PerRow,
         seen: Observation,
         present: Candidates,
         output: Float[Tensor, "N G k d"] | None = None,
@@ -119,11 +116,7 @@ class EvictionError(Around[reference.EvictionError]):
         return joined_by_norm(per_head)
 
     def elimination_orders(
-        self,
-        h: Float[Tensor, "N G k n"],
-        seen: Observation,
-        candidates: Candidates,
-        room: Sequence[int],
+        self, h: PerRow, seen: Observation, candidates: Candidates, room: Room
     ) -> PerEntry:
         """Evict one entry after another; rank later evictions higher, and survivors highest.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlab.reference.granularity import with_score
 from kvlab.reference.method import Example, Wrapper
-from kvlab.reference.notation import OverEntries, Vectors
+from kvlab.reference.notation import OverEntries, Rows, Vectors
 from kvlab.reference.observation import Array, Bool, Float, Marks, Observation, Scores, State
 from kvlab.reference.policy import Around, EveryBlock, Full, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
@@ -142,11 +142,7 @@ class EvictionError(Around):
         return np.linalg.norm(per_head, axis=1)  # [CAOTE 8]
 
     def elimination_order(
-        self,
-        h: Float[Array, "k n"],
-        values: Float[Array, "n d"],
-        candidates: Bool[Array, " n"],
-        room: int,
+        self, h: Float[Array, "k n"], values: Rows, candidates: Bool[Array, " n"], room: int
     ) -> Float[Array, " n"]:
         """Evict one entry after another; rank later evictions higher, and survivors highest."""
         order = np.full(len(candidates), np.inf)

@@ -5,7 +5,7 @@ Equations (numbered here):
 1. keep = {j : position of j < s} ∪ {the last B − s entries}, with s sinks
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.full import Recency
@@ -40,4 +40,5 @@ class StreamingLLM(Method):
         full = EverySeenBeyond(self.every, start=budget)
         schedule = full if self.when_full else EveryBlock(self.every)
         edges = Edges(sinks=self.sinks, recent=budget - self.sinks)  # [StreamingLLM 1]
-        return self.composed(Recency(), schedule, edges, budget, self.reposition)
+        policy = self.composed(Recency(), schedule, edges, budget)
+        return replace(policy, reposition=self.reposition)

@@ -17,7 +17,7 @@ import sympy
 from scipy.special import softmax
 from scipy.stats import entropy
 
-from kvlab.reference.notation import Array, Float
+from kvlab.reference.notation import Array, Float, Rows
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,
@@ -384,13 +384,7 @@ def value_prior(values: Float[Array, "n d"]) -> Float[Array, " n"]:
     return smooth / smooth.max()
 
 
-def scores(
-    queries: Float[Array, "t d"],
-    keys: Float[Array, "t d"],
-    values: Float[Array, "t d"],
-    k: int,
-    r: int,
-) -> Float[Array, " t"]:
+def scores(queries: Rows, keys: Rows, values: Rows, k: int, r: int) -> Float[Array, " t"]:
     """Ŝ of Eq. 5 and 12-15, row by row."""
     t, d = keys.shape
     total = np.zeros(t)
