@@ -108,10 +108,8 @@ def random_scores(seen: Observation, seed: int) -> PerEntry:
         rng = np.random.default_rng([seed, seen.layer, clock.seen])
         count = seen.cache.counts[number]
         drawn[number, 0, n - count :] = rng.random(count)
-    values = torch.from_numpy(drawn).to(seen.queries).expand_as(seen.positions)
-    return torch.empty_like(values, memory_format=torch.contiguous_format).scatter_(
-        -1, order, values
-    )
+    values = torch.from_numpy(drawn).to(seen.queries).expand_as(seen.positions).contiguous()
+    return torch.empty_like(values).scatter_(-1, order, values)
 
 
 class ShareOfWindow(Budget[reference.ShareOfWindow]):

@@ -17,6 +17,8 @@ from kvlab.reference.policy import Around, EveryBlock, Full, Nobody, Policy, Sco
 from kvlab.reference.windows import among_candidates, mean_pool
 
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
+OfEntries = Float[Array, "... n d"]
+"""Values, whatever the axes before the entries are."""
 
 
 def normalize(retention: OverEntries) -> OverEntries:
@@ -28,7 +30,7 @@ def normalize(retention: OverEntries) -> OverEntries:
     return np.divide(retention, total, out=uniform, where=total > 0)  # [CAOTE 22]
 
 
-def eviction_error(h: OverEntries, values: Float[Array, "... n d"], norm: float = 2) -> OverEntries:
+def eviction_error(h: OverEntries, values: OfEntries, norm: float = 2) -> OverEntries:
     """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
 
     Where h_j is above one half, which holds for at most one entry, `dominant_error` says the same.
@@ -48,7 +50,7 @@ def remaining_mass(h: OverEntries) -> OverEntries:
     return np.where(dominant, others, total - h)
 
 
-def dominant_error(h: OverEntries, values: Float[Array, "... n d"], norm: float) -> OverEntries:
+def dominant_error(h: OverEntries, values: OfEntries, norm: float) -> OverEntries:
     """h_j·‖Σ_{i≠j} h_i·v_i/(1 − h_j) − v_j‖ of the entry above one half: Eq. 21 in another form.
 
     The output of the others keeps the digits that the printed form loses as h_j → 1. An entry with
@@ -62,9 +64,7 @@ def dominant_error(h: OverEntries, values: Float[Array, "... n d"], norm: float)
     return np.where(mass > 0, h * distance, np.inf)
 
 
-def fast_eviction_error(
-    h: OverEntries, values: Float[Array, "... n d"], norm: float = 2
-) -> OverEntries:
+def fast_eviction_error(h: OverEntries, values: OfEntries, norm: float = 2) -> OverEntries:
     """FastCAOTE: the unweighted mean of all present values stands in for the output.
 
     An entry with all the mass has infinite error.
@@ -77,7 +77,7 @@ def fast_eviction_error(
 
 
 def joint_error(
-    h: OverEntries, values: Float[Array, "... n d"], evicted: Bool[Array, "... n"]
+    h: OverEntries, values: OfEntries, evicted: Bool[Array, "... n"]
 ) -> Float[Array, "..."]:
     """Exact change of the output when a whole set is evicted: ‖Σ_E h(v − X)‖/(1 − Σ_E h)."""
     output = (h[..., None] * values).sum(axis=-2, keepdims=True)

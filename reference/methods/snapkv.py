@@ -11,8 +11,7 @@ from typing import Literal
 
 from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
+from kvlab.reference.observation import NO_ATTENTION, Marks, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefill, Edges, EveryBlock, Policy, Score
 from kvlab.reference.windows import (
     Border,
@@ -40,7 +39,7 @@ class WindowAttention(Score):
         looked_at = attention.sum(axis=2).mean(axis=1)  # [SnapKV 1]
         return among_candidates(looked_at, candidates, self.pool)  # [SnapKV 2]
 
-    def pool(self, x: Float[Array, "G k"]) -> Float[Array, "G k"]:
+    def pool(self, x: Scores) -> Scores:
         """Smooth over neighbours in the cache."""
         if self.options.pooling == "max":
             return max_pool(x, self.options.kernel)
