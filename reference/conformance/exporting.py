@@ -87,8 +87,8 @@ def gpu_mode(cases: Sequence[Case]) -> Files:
 def flashinfer_bench(cases: Sequence[Case]) -> Files:
     """Return a dataset of definitions and workloads.
 
-    What scalars and axes cannot say is fixed by a definition: words, options that are none, and
-    sizes of outputs that no input has. Left out are cases with infinities or a choice between equal
+    What scalars and axes cannot say is fixed by a definition: words, the method with its options, a
+    softcap that is none, and sizes of outputs that no input has. Left out are cases with infinities or a choice between equal
     scores, in which a right kernel would fail, and outputs of which a bound is tested.
     """
     files: dict[str, str | bytes] = {}
@@ -139,9 +139,11 @@ def _definition(case: Case) -> dict[str, Any]:
     for name, x in scalars.items():
         inputs[name] = {"shape": None, "dtype": NAMES[type(x).__name__]}
     fixed = {name: x for name, x in case.parameters.items() if name not in scalars}
-    told = {} if case.method else fixed
-    words = ["kvlab", case.target, *(x or f"without {name}" for name, x in told.items())]
-    if not case.method:
+    words = ["kvlab", case.target]
+    if case.method:  # whose text has its options
+        words += [case.method, *(["without softcap"] if fixed.get("softcap", "") is None else [])]
+    else:
+        words += [x or f"without {name}" for name, x in fixed.items()]
         words += [f"without {name}" for name in operation.inputs if name not in case.inputs]
     words += [f"{axis}{n}" for axis, n in others.items()]
     filled = {
