@@ -64,27 +64,27 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Read a Hugging Face configuration."""
-        kind = config.get("model_type")
+        get, kind = config.get, config.get("model_type")
         if kind not in MODEL_TYPES:
             raise ValueError(f"model_type = {kind!r} must be one of {', '.join(MODEL_TYPES)}")
-        if config.get("hidden_act", "silu") != "silu":
+        if get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act = {config['hidden_act']!r} must be 'silu'")
-        slides = kind not in ("qwen2", "qwen3") or config.get("use_sliding_window", False)
-        window = config.get("sliding_window", 4096 if kind == "mistral" else None)
+        slides = kind not in ("qwen2", "qwen3") or get("use_sliding_window", False)
+        window = get("sliding_window", 4096 if kind == "mistral" else None)
         if slides and window is not None:
             raise ValueError(f"sliding_window = {window} must be null")
-        if config.get("quantization_config") is not None:
+        if get("quantization_config") is not None:
             raise ValueError("quantization_config must be absent: weights are read as they are")
         try:
             heads = config["num_attention_heads"]
-            kv_heads = config.get("num_key_value_heads") or heads
-            head_dim = config.get("head_dim") or config["hidden_size"] // heads
+            kv_heads = get("num_key_value_heads") or heads
+            head_dim = get("head_dim") or config["hidden_size"] // heads
             if heads % kv_heads or head_dim % 2:
                 raise ValueError(
                     f"num_attention_heads = {heads} must be a multiple of num_key_value_heads = "
                     f"{kv_heads}, and head_dim = {head_dim} must be even"
                 )
-            llama_bias = bool(config.get("attention_bias", False))
+            llama_bias = bool(get("attention_bias", False))
             return cls(
                 model_type=kind,
                 vocab_size=config["vocab_size"],
@@ -94,12 +94,12 @@ class ModelConfig:
                 heads=heads,
                 kv_heads=kv_heads,
                 head_dim=head_dim,
-                norm_eps=config.get("rms_norm_eps", 1e-6),
+                norm_eps=get("rms_norm_eps", 1e-6),
                 rope=_rope_parameters(config),
-                tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+                tied_embeddings=bool(get("tie_word_embeddings", False)),
                 attention_bias=kind == "qwen2" or llama_bias,
                 output_bias=kind != "qwen2" and llama_bias,
-                mlp_bias=bool(config.get("mlp_bias", False)),
+                mlp_bias=bool(get("mlp_bias", False)),
                 query_key_norm=kind == "qwen3",
             )
         except KeyError as missing:

@@ -59,7 +59,7 @@ def keep_slots(
         with on_device_of(scores):
             keep_sets[(N * G,)](
                 scores.to(torch.float32).contiguous(), marks, flat, keep,
-                n, width, n, flat.stride(0), G,
+                n, width, flat.stride(0), G,
                 SCORE_HEADS=scores.shape[1], HELD=held, BLOCK_N=min(8192, held),
                 PROTECTS=protected is not None, num_warps=16,
             )  # fmt: skip
@@ -130,7 +130,7 @@ def read_ranks(
 @kernel
 def keep_sets(
     scores, protected, positions, keep,
-    n, width, s_head, p_head, heads_of_one,
+    n, width, p_head, heads_of_one,
     SCORE_HEADS: tl.constexpr, HELD: tl.constexpr, BLOCK_N: tl.constexpr, PROTECTS: tl.constexpr,
 ):  # fmt: skip
     """Write the ``width`` slots of each head that are kept, ascending: those of highest rank.
@@ -140,7 +140,7 @@ def keep_sets(
     Grid: (heads,).
     """
     head = tl.program_id(0).to(tl.int64)
-    scores += ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head
+    scores += ((head // heads_of_one) if SCORE_HEADS == 1 else head) * n
     positions, protected = positions + head * p_head, protected + head * n
     held = read_ranks(scores, protected, positions, 0, n, HELD, PROTECTS)
     low, bit = tl.full([], -0x80000000, tl.int32), tl.full([], 31, tl.int32)

@@ -11,7 +11,7 @@ import pytest
 
 from support.site import ROOT
 
-CAPS = {"core": (16_600, 11.0), "lab": (13_550, 10.6), "tests": (20_500, 11.6)}
+CAPS = {"core": (16_340, 11.0), "lab": (13_550, 10.6), "tests": (20_500, 11.6)}
 """Lines of code and tokens of a line, by room. They only ever fall: `lab` is to come down to 11,800
 lines, `tests` to 17,500 and 11.5 tokens a line, and what comes pays for itself."""
 LAB = ("reference/conformance/", "reference/simulator/", "fast/lab/")
