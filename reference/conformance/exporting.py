@@ -88,8 +88,9 @@ def flashinfer_bench(cases: Sequence[Case]) -> Files:
     """Return a dataset of definitions and workloads.
 
     What scalars and axes cannot say is fixed by a definition: words, the method with its options, a
-    softcap that is none, and sizes of outputs that no input has. Left out are cases with infinities or a choice between equal
-    scores, in which a right kernel would fail, and outputs of which a bound is tested.
+    softcap that is none, and sizes of outputs that no input has. Left out are cases with infinities
+    or a choice between equal scores, in which a right kernel would fail, and outputs of which a
+    bound is tested.
     """
     files: dict[str, str | bytes] = {}
     lines, allowed = defaultdict[str, list[str]](list), defaultdict[str, list[Any]](list)
