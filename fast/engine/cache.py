@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvlab.fast.engine.columns import Columns
+from kvlab.fast.engine.columns import NOWHERE, Columns
 from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.attention import compute_dtype
 from kvlab.fast.kernels.choice import uses_triton
@@ -22,9 +22,6 @@ from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.reference.cache import Column
 from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
-
-NOWHERE = -1
-"""Position of an empty slot."""
 
 
 @dataclass(eq=False)
@@ -299,6 +296,13 @@ class LayerCache:
         self.counts = tuple(count - 1 for count in self.counts)
         self.ordered = False
 
+    def count_on(self, leaving: int) -> None:
+        """Count a token, and entries that left, where others wrote the columns."""
+        self.counts = tuple(count + 1 - leaving for count in self.counts)
+        self.columns.count += 1 - leaving
+        self.columns.filled = self.columns.count
+        self.ordered = self.ordered or leaving > 0
+
     def check_scores(self) -> None:
         """Raise ValueError if a score was NaN so far. Waits for the device."""
         if self.lowest_scores is not None and self.lowest_scores.isnan().any():
@@ -368,7 +372,7 @@ class LayerCache:
         if self.mixed is not None:
             part.mixed = (self.mixed[0].copy(), self.mixed[1].copy())
         if self.lowest_scores is not None:
-            part.lowest_scores = self.lowest_scores[rows]
+            part.lowest_scores = self.lowest_scores[rows].clone()
         if self._vacant is not None:
             part._vacant = self._vacant[rows]
             part.settle()

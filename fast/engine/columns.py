@@ -14,6 +14,9 @@ from kvlab.reference.slots import grown, shrunk
 Kind = tuple[torch.dtype, tuple[int, ...]]
 """Number format and shape of a row: the columns of one buffer have both in common."""
 
+NOWHERE = -1
+"""Position of an empty slot."""
+
 
 class Columns:
     """Named columns ``[N, G, n, ...]``, one row per slot; all rows of a slot move together.
@@ -23,7 +26,7 @@ class Columns:
     """
 
     ALIKE = (
-        *("state", "wide", "places", "count", "capacity", "filled"),
+        *("state", "wide", "places", "count", "capacity", "filled", "reserved"),
         *("_first_slots", "_views"),
     )
 
@@ -37,6 +40,8 @@ class Columns:
         self.capacity = 0
         self.filled = 0
         """Slots, used or not, in which remembered columns hold an entry's or a start value."""
+        self.reserved = 0
+        """Slots that every buffer has at least, whatever is evicted."""
         self._first_slots: Tensor | None = None
         self._views: dict[tuple[str | int, ...], Tensor] = {}
 
@@ -75,8 +80,8 @@ class Columns:
         """
         move_survivors(self.buffers, slots, ascending)
         self.count = self.filled = slots.shape[2]
-        if (capacity := shrunk(self.capacity, self.count)) < self.capacity:
-            self._resize(capacity)
+        if (capacity := shrunk(self.capacity, self.count)) < self.capacity > self.reserved:
+            self._resize(max(capacity, self.reserved))
 
     def overwrite(
         self, slot: Int[Tensor, "N G 1"], rows: Mapping[str, Tensor]
@@ -104,8 +109,30 @@ class Columns:
 
     def trim(self) -> None:
         """Free the slots that hold no row."""
+        self.reserved = 0
         if self.capacity > self.count:
             self._resize(self.count)
+
+    def reserve(self, slots: int) -> None:
+        """Give every buffer at least so many slots, now and after evictions."""
+        self.reserved = slots
+        if slots > self.capacity:
+            self._resize(slots)
+
+    def empty_from(self, slot: int) -> None:
+        """Let attention find nothing in this slot and those behind it."""
+        unused = self.capacity - slot
+        for buffer in self.buffers.values():
+            buffer.narrow(3, slot, unused).zero_()
+        self._column("positions").narrow(2, slot, unused).fill_(NOWHERE)
+
+    def move_into(self, buffers: dict[Kind, Tensor]) -> None:
+        """Move the rows into other buffers, which have room for them."""
+        for kind, buffer in self.buffers.items():
+            buffers[kind].narrow(3, 0, self.count).copy_(buffer.narrow(3, 0, self.count))
+            self.capacity = buffers[kind].shape[3]
+        self.buffers, self.filled = buffers, self.count
+        self._first_slots, self._views = None, {}
 
     def release_state(self) -> None:
         """Free the columns that a score remembers."""
@@ -265,10 +292,9 @@ class Columns:
         return torch.int32 if column.integer else floating
 
     def _resize(self, capacity: int) -> None:
-        kept = min(self.count, capacity)
-        for kind, buffer in self.buffers.items():
-            moved = buffer.new_empty((*buffer.shape[:3], capacity, *buffer.shape[4:]))
-            moved.narrow(3, 0, kept).copy_(buffer.narrow(3, 0, kept))
-            self.buffers[kind] = moved
-        self.filled = kept
-        self.capacity, self._first_slots, self._views = capacity, None, {}
+        self.move_into(
+            {
+                kind: buffer.new_empty((*buffer.shape[:3], capacity, *buffer.shape[4:]))
+                for kind, buffer in self.buffers.items()
+            }
+        )

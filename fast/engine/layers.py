@@ -24,6 +24,7 @@ from kvlab.fast.engine.number_formats import in_own_formats
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rotate
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Tensor
+from kvlab.reference.observation import Clock
 from kvlab.reference.slots import MOST_SLACK
 
 SOON = 2 * MOST_SLACK
@@ -144,7 +145,7 @@ class Layers:
 
     def join(self, clock: BatchClock) -> None:
         """Let all layers share a cache from a single token on, if they can."""
-        if self._can_share(clock):
+        if self.can_share(clock.rows[0]):
             self.catch_up()
             self.groups, self.shared = [Group(self.policy, LayerCache.joined(self.caches))], True
 
@@ -153,13 +154,13 @@ class Layers:
         self.catch_up()
         self.take(self.copies())
 
-    def _can_share(self, clock: BatchClock) -> bool:
+    def can_share(self, now: Clock) -> bool:
         """Say whether these layers can share a cache from now on.
 
         They can if the policy is plain and decides within `SOON` tokens, and if all layers have
-        equally many entries.
+        equally many entries. ``now`` is the clock of a sequence after the next token.
         """
-        first, now = self.caches[0], clock.rows[0]
+        first = self.caches[0]
         if not self.policy.is_plain or not first.counts or now.seen < self._asks_again:
             return False
         later = (replace(now, seen=now.seen + ahead) for ahead in range(SOON))

@@ -33,6 +33,9 @@ class Score(Twin[ScoreSpec], ABC):
     reference; a class here overrides `needs` and `columns` only where it works in another way.
     """
 
+    observes_tensors_alone = False
+    """As ``tensors_alone``, of `observe` after the prompt, where `score` does not."""
+
     @property
     def needs(self) -> Needs:
         """What the score reads of attention."""

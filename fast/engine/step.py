@@ -60,7 +60,7 @@ def _open_step(group: Group, clock: BatchClock) -> Step:
     if not single:
         group.catch_up()
     reads = policy.reads(clock) != "none"
-    may_wait = policy.may_wait and not cache.triton and cache.counts != ()
+    may_wait = policy.may_wait and not cache.triton and cache.counts != () and cache._vacant is None
     waits = single and reads and may_wait and not any(due)
     every = clock.of_layers(cache.layers, group.prompt)
     group.prompt = every.prompt

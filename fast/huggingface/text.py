@@ -373,8 +373,10 @@ class StreamClock:
     def copied(self) -> "StreamClock":
         """Return a clock that goes on apart from this one."""
         other = copy(self)
-        other._text = None if self._text is None else self._text.clone()
-        other._confidence, other.noted = self._confidence.clone(), dict(self.noted)
+        for name in STATE:
+            value = getattr(self, name)
+            setattr(other, name, None if value is None else value.clone())
+        other.noted = dict(self.noted)
         return other
 
     def _record_text(self, inputs: Tensor, real: Real | None) -> None:

@@ -91,7 +91,8 @@ def attend_rows(
             at = entries_at.data + head * entries_at.head + entry
             entry_at = tl.load(at, mask=there, other=-1)
             held = entry_at >= 0
-        k = common.read_vectors(keys, head, entry, there, D, BLOCK_D, WIDE)
+        wanted = held if rows_at is None else there  # of empty slots a token reads nothing
+        k = common.read_vectors(keys, head, entry, wanted, D, BLOCK_D, WIDE)
         logits = logits_of_block(q, k, scale, softcap, SOFTCAP) * gain[:, None]
         if rows_at is None:
             logits = tl.where(held[None, :], logits, float("-inf"))

@@ -24,6 +24,8 @@ def spread(
 class SharpenedRecentAttention(Score[reference.SharpenedRecentAttention]):
     """Step-gain attention of recent rows times the value prior."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         if self.spec.options.accumulation == "recent":
             remember_queries(state, seen, self.spec.options.recent)

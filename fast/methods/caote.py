@@ -65,6 +65,10 @@ class EvictionError(Around[reference.EvictionError]):
     def tensors_alone(self) -> bool:
         return self.inner.tensors_alone and self.spec.options.several == "independent"
 
+    @property
+    def observes_tensors_alone(self) -> bool:
+        return self.inner.observes_tensors_alone
+
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         """Return the eviction error of each entry, or the order in which to evict them."""
         options = self.spec.options

@@ -26,6 +26,8 @@ DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
 class Recurrence(Score[reference.Recurrence]):
     """Rates how soon an entry is expected to matter again, judged by its own history."""
 
+    tensors_alone = True
+
     @property
     def columns(self) -> dict[str, Column]:
         columns: dict[str, Column] = {

@@ -16,6 +16,8 @@ from kvlab.reference.methods.longflow import KERNEL
 class Contribution(Score[reference.Contribution]):
     """Length of the weighted value in the newest output; after the prompt, attention of its end."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling:
             remember_queries(state, seen, self.spec.window)

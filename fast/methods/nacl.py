@@ -15,6 +15,8 @@ from kvlab.reference.methods import nacl as reference
 class ProxyAndSample(Score[reference.ProxyAndSample]):
     """Rank by proxy attention first, then by a random draw weighted with it."""
 
+    observes_tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling:
             remember_queries(state, seen, max(self.proxies(seen)))

@@ -15,6 +15,8 @@ PageKeys = Float[Tensor, "N G pages d"]
 class LastUse(Score[reference.LastUse]):
     """Generated step at which an entry was last attended to; prompt entries start at 0."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling:
             return

@@ -19,6 +19,8 @@ from kvlab.reference.methods import rkv as reference
 class ImportanceMinusRedundancy(Score[reference.ImportanceMinusRedundancy]):
     """Attention of the last queries, less the similarity to other keys."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         remember_queries(state, seen, self.spec.options.window)
 

@@ -9,6 +9,8 @@ from kvlab.reference.methods import rpc as reference
 class SelectorAttention(Score[reference.SelectorAttention]):
     """Pooled attention of the selector window over the candidates."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         remember_queries(state, seen, self.spec.options.selector)
 

@@ -15,6 +15,8 @@ from kvlab.reference.methods import snapkv as reference
 class WindowAttention(Score[reference.WindowAttention]):
     """Pooled attention of the last ``window`` queries."""
 
+    tensors_alone = True
+
     def observe(self, state: State, seen: Observation) -> None:
         remember_queries(state, seen, self.spec.options.window)
 

@@ -34,6 +34,17 @@ class Recorder(TorchDispatchMode):
         self.calls.append((function, args, kwargs, found))
         return found
 
+    def trace(self):
+        """Return each operation with the memory that it was given; None is its own of this run."""
+        return [
+            (function._schema.name, [self.address(x) for x in tensors((args, kwargs))])
+            for function, args, kwargs, _ in self.calls
+        ]
+
+    def address(self, x):
+        own = x.untyped_storage().data_ptr() in self.new
+        return x.shape, None if own else x.data_ptr()
+
     def undo(self):
         for x, before in reversed(self.before):
             x.copy_(before)
@@ -51,8 +62,16 @@ def tensors(x):
 
 
 def recorded(run):
-    """Do what `kvlab.fast.huggingface.graphs.captured` does, for any device."""
-    with Recorder() as recorder:
-        run()
-    recorder.undo()
-    return recorder.replay
+    """Do what `kvlab.fast.huggingface.graphs.captured` does, for any device.
+
+    The function runs once for what it keeps for later (views of columns), and then twice: both
+    times it must do the same to the same memory.
+    """
+    every = Recorder(), Recorder(), Recorder()
+    for recorder in every:
+        with recorder:
+            run()
+        recorder.undo()
+    for one, other in zip(every[1].trace(), every[2].trace(), strict=True):
+        assert one == other, "operations or addresses changed between two runs"
+    return every[2].replay
