@@ -100,8 +100,8 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        for table, *evicted in meta.blocks if isinstance(meta, Evictions) else ():
-            self.managers[table].evict(*evicted)
+        for table, name, preemptions, blocks in meta.blocks if isinstance(meta, Evictions) else ():
+            self.managers[table].evict(name, preemptions, blocks)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         account, *_ = [each.accounts.pop(request.request_id, None) for each in self.managers]
