@@ -216,10 +216,10 @@ def _attend_from_newest(
 ) -> tuple[Queries, Attended]:
     """Attend from the newest token by the kernels that also join probabilities and count.
 
-    The output is in the number format of the queries.
+    The output is in the number format of the queries; a score reads the ``exact`` one, in that of
+    the computation.
     """
-    counters, exact = None, None
-    joins = reduce not in ("none", "skip")
+    joins, counters, exact = reduce not in ("none", "skip"), None, None
     if tables is not None:
         partners = view.cache.partners() if view.cache.triton else None
         given = queries.to(view.cache.dtype) if needs.output else queries
@@ -237,12 +237,12 @@ def _attend_from_newest(
         output, found = decode_attention(
             queries, keys, values, positions, view.softcap, reduce, counters, exact
         )
-    attended = Attended(output=exact if needs.output else None)
-    if joins:
-        attended.received, attended.counted = found, counters is not None
-    elif reduce == "none":
-        attended.weights = found
-    return output, attended
+    return output, Attended(
+        weights=found if reduce == "none" else None,
+        received=found if joins else None,
+        counted=counters is not None,
+        output=exact if needs.output else None,
+    )
 
 
 def parts(queries: Queries, entries: int, rows: int | None = None) -> list[slice]:

@@ -10,8 +10,9 @@ evicts, follows from the clock alone. Where a method's rule depends on data (Des
 doubtful tokens), the host waits only at the steps where that method decides.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -44,9 +45,10 @@ def begin(layers: Layers, clock: BatchClock) -> None:
     """Take in that all layers are about to be given a block."""
     assert not layers.aging, "the last step was not finished"
     single = clock.positions.shape[1] == 1
-    if single and not layers.shared:
-        layers.join(clock)
-    elif layers.shared and not (single and layers.groups[0].cache.even):
+    if not layers.shared:
+        if single:
+            layers.join(clock)
+    elif not (single and layers.groups[0].cache.even):
         layers.separate()
     if layers.shared:
         (group,) = layers.groups
@@ -54,13 +56,18 @@ def begin(layers: Layers, clock: BatchClock) -> None:
 
 
 def _open_step(group: Group, clock: BatchClock) -> Step:
-    """Begin the step of a group; where layers share a cache, open slots for their token."""
+    """Begin the step of a group; where layers share a cache, open slots for their token.
+
+    The score observes a token later if no decision is due: not with Triton, whose kernels return
+    probabilities at no cost, and not the first token, with which it is known what computes.
+    """
     policy, cache = group.policy, group.cache
     single, due = clock.positions.shape[1] == 1, policy.due(clock)
     if not single:
         group.catch_up()
     reads = policy.reads(clock) != "none"
-    may_wait = policy.may_wait and not cache.triton and cache.counts != () and cache._vacant is None
+    may_wait = policy.may_wait and cache.counts != () and not cache.triton
+    may_wait = may_wait and cache._vacant is None  # a captured token observes itself
     waits = single and reads and may_wait and not any(due)
     every = clock.of_layers(cache.layers, group.prompt)
     group.prompt = every.prompt
@@ -77,24 +84,21 @@ def _open_step(group: Group, clock: BatchClock) -> Step:
 def attend(layers: Layers, place: int, block: Block) -> Queries:
     """Append the block of the layer ``place`` among these, and return its attention output.
 
-    There are three roads. A layer of a shared cache takes its part in the step that has begun for
-    all of them. A layer with a cache of its own begins its step here, and ends it here unless all
-    layers decide together. If its token only attends, that is its whole step.
+    A layer of a shared cache takes its part in the step that has begun for all of them. A layer
+    with a cache of its own begins its step here, and ends it here unless all layers decide
+    together. If its token only attends, the step would do nothing else, and none is begun.
 
     Raises:
         ValueError: if the block lacks what the policy reads of the model.
     """
-    policy, shared = layers.policy, layers.shared
-    group = layers.groups[0 if shared else place]
+    policy, group = layers.policy, layers.groups[0 if layers.shared else place]
     if policy.reads_model:
         policy.specification.check_block(block)
-    if shared:
+    if layers.shared:
         assert group.step is not None
         return _attend(group, group.step, place, block)
     if policy.only_attends(block.clock) and not (group.waiting or layers.watch):
-        if policy.stores_by_age:
-            layers.aging.append(group.cache)
-        return _attend_alone(policy, group.cache, block)
+        return _only_attend(layers, group.cache, block)
     step = _open_step(group, block.clock)
     _attend(group, step, place, block)
     if not policy.joins_layers:
@@ -102,26 +106,27 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     return step.outputs[-1]
 
 
-def _attend_alone(policy: Policy, cache: LayerCache, block: Block) -> Queries:
-    """Append and attend where that is the whole step of a token, or all but what `finish` does."""
+def _only_attend(layers: Layers, cache: LayerCache, block: Block) -> Queries:
+    """Append a token and attend; `finish` stores what has come of age in all layers at once."""
+    if layers.policy.stores_by_age:
+        layers.aging.append(cache)
     cache.release_state()
-    cache.append(block.keys, block.values, block.clock)
+    view, needs = _append(cache, block), layers.policy.needs
     queries = block.queries if cache.triton else block.queries.to(cache.dtype)
-    view = LayerView(cache, block.softcap)
-    return attend_as_needed(policy.needs, False, queries, None, view)[0].to(block.keys.dtype)
+    return attend_as_needed(needs, False, queries, None, view)[0].to(block.keys.dtype)
 
 
 def _attend(group: Group, step: Step, place: int, block: Block) -> Queries:
     """Append a block and attend; keep in its step what the score and the decision read of it."""
     policy, cache = group.policy, group.cache
     single, shared = block.queries.shape[3] == 1, cache.layers > 1
-    view = _write(step, cache, place, block) if shared else _append(step, cache, block)
+    view = _write(step, cache, place, block) if shared else _append(cache, block)
     queries = block.queries if single and cache.triton else block.queries.to(cache.dtype)
     if policy.specification.reposition:
         assert block.rotate is not None
         queries = queries.to(cache.dtype)
         queries, view = reposition(queries, view, block.clock.seen, block.rotate)
-    if not shared:
+    if not shared:  # else what is observed is of all layers
         step.view = view
     step.blocks.append(block)
     step.queries.append(queries)
@@ -143,9 +148,9 @@ def _write(step: Step, cache: LayerCache, place: int, block: Block) -> LayerView
     return LayerView(cache, block.softcap, (first, sequences))
 
 
-def _append(step: Step, cache: LayerCache, block: Block) -> LayerView:
+def _append(cache: LayerCache, block: Block) -> LayerView:
     """Add a block to the cache of one layer; return its entries."""
-    cache.append(block.keys, block.values, step.clock)
+    cache.append(block.keys, block.values, block.clock)
     only_block = len(cache) == block.keys.shape[2]
     view = LayerView(cache, block.softcap, only_block=only_block)
     if only_block and cache.quantises:  # they are coded later: nothing has to be decoded
@@ -183,26 +188,20 @@ def finish(layers: Layers) -> None:
 
 def _finish(layers: Layers, groups: Sequence[Group]) -> None:
     """End steps: the score observes, the policy decides, and the decision is applied."""
-    policy, watch = layers.policy, layers.watch
+    policy = layers.policy
     every = [_observe(group) for group in groups]
     for group, seen in zip(groups, every, strict=True):
-        step, decision, shown = group.step, None, None
+        step, decision = group.step, None
         assert step is not None
         if seen is not None and any(step.due):
             decision = decide(policy, seen, step.due, every)
-        if watch is not None:
-            shown = _copies(group.cache, decision)
-        survivors = None
-        if seen is not None:
-            survivors = apply(policy, seen, decision)
-        else:
-            policy.precision.encode(group.cache, step.clock)
-        if survivors is not None:
-            step.outputs = [survivors.to(step.outputs[0].dtype)]
-        if policy.ended(step.blocks[-1].clock):
-            group.cache.release_state()
-        if watch is not None and shown is not None:
-            _show(watch, group.cache, step, *shown)
+        with _shown(layers.watch, group.cache, step, decision):
+            if seen is None:
+                policy.precision.encode(group.cache, step.clock)
+            elif (survivors := apply(policy, seen, decision)) is not None:
+                step.outputs = [survivors.to(step.outputs[0].dtype)]
+            if policy.ended(step.blocks[-1].clock):
+                group.cache.release_state()
         group.step = None
 
 
@@ -218,13 +217,12 @@ def _observe(group: Group) -> Observation | None:
         return None
     seen = _observation(group, step)
     if step.waits:
-        seen.view = LayerView(group.cache, seen.view.softcap)
+        seen.view = LayerView(group.cache, seen.view.softcap)  # it holds no converted keys
         group.waiting.append(seen)
         if len(group.waiting) == MOST_WAITING:
             group.catch_up()
         return None
-    if group.waiting:
-        group.catch_up()
+    group.catch_up()
     seen.attended = Attended.of_all(step.attended)
     if not step.observed:
         policy.score.observe(group.cache.state, seen)
@@ -327,15 +325,15 @@ def plan(
     entries = [count - gone for count, gone in zip(cache.counts, cache.demoted, strict=True)]
     rows = list(zip(clock.rows, entries, due, strict=True))
     known = [policy.plan(*row) for row in rows[: cache.sequences]] * cache.layers
-    shared = None not in known
-    if not shared:  # layers may hold unequally many
+    alike = None not in known
+    if not alike:  # layers may hold unequally many
         known = [policy.plan(*row) for row in rows]
     plans = [
         each or _plan_by_data(policy, seen, number, entries[number], protected)
         for number, each in enumerate(known)
     ]
     leaving, room = ([each[i] for each in plans] for i in range(2))
-    if shared:
+    if alike:
         clock.memo[key] = leaving, room
     return leaving, room
 
@@ -394,21 +392,24 @@ def attend_survivors(seen: Observation, keep: KeepSet) -> Queries:
 # --- who watches ----------------------------------------------------------------------------------
 
 
-def _copies(cache: LayerCache, decision: Decision | None) -> tuple[Positions, Decision | None]:
-    """Copy what a step may overwrite: positions, and scores, which may be a column of the cache."""
-    if decision is not None and decision.scores is not None:
-        decision = replace(decision, scores=decision.scores.clone())
-    return cache.positions.clone(), decision
+@contextmanager
+def _shown(
+    watch: Watch | None, cache: LayerCache, step: Step, decision: Decision | None
+) -> Iterator[None]:
+    """Let a step be applied, then show it to who watches, layer by layer.
 
-
-def _show(
-    watch: Watch, cache: LayerCache, step: Step, positions: Positions, decision: Decision | None
-) -> None:
-    """Show copies of a step to who watches, layer by layer."""
-    decided = (None, None) if decision is None else (decision.scores, decision.protected)
+    What the step may overwrite is copied before: scores, too, may be a column of the cache.
+    """
+    if watch is None:
+        yield
+        return
+    positions = cache.positions.clone()
+    made = (None, None) if decision is None else (decision.scores, decision.protected)
+    copies = [None if each is None else each.clone() for each in made]
+    yield
     for place, (block, output) in enumerate(zip(step.blocks, step.outputs, strict=True)):
         first = place * cache.sequences
         rows = slice(first, first + cache.sequences)
-        scores, protected = (None if each is None else each[rows] for each in decided)
+        scores, protected = (None if each is None else each[rows] for each in copies)
         copied = partial(cache.copied, place)
         watch(block, StepResult(output, positions[rows], scores, protected, copied))

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from enum import Enum
 from threading import RLock
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,9 +24,6 @@ PADDING = -1
 FINGERPRINTS = 2**30
 """How many numbers there are for embeddings in a text: from -2 down."""
 
-STATE = ("_text", "_last", "_prompt", "_confidence", "_next_confidence", "written")
-"""Tensors with the batch axis in front."""
-
 
 class State(Enum):
     """What is done with a text now; `docs/compress.md` draws what changes it."""
@@ -37,18 +35,21 @@ class State(Enum):
     BROKEN = "a call of the model failed in the middle"
 
 
+@dataclass(eq=False)
+class Images:
+    """What is remembered of a text's images, under the name that models give it."""
+
+    ALIKE: ClassVar = ()
+
+    rope_deltas: Int[Tensor, "rows 1"] | None = None
+    """What is added to positions after the images of every row, or of rows like it."""
+
+
 class Text:
     """What a cache holds of one text: how far it is, and the entries that the policy keeps."""
 
-    ALIKE = (
-        "state",
-        "policy",
-        "block",
-        "read_with",
-        "model_counts_positions",
-        "borrower",
-        "ends_padded",
-    )
+    ALIKE = ("state", "policy", "block", "read_with", "model_counts_positions", "ends_padded")
+    """Attributes that all rows have in common; `map_rows` moves the rows of all others."""
 
     def __init__(self, policy: Policy, clock: "StreamClock", layers: Layers) -> None:
         self.state = State.READY
@@ -62,10 +63,8 @@ class Text:
         self.ends_padded = False
         """Whether `generate` was given a text whose last column is padding in a row: then it counts
         the positions of what it writes from there."""
-        self.image_offsets: Int[Tensor, "rows 1"] | None = None
-        """What the model adds to positions after the images of every row, or of rows like it."""
-        self.borrower: Any = None
-        """What holds the offsets in place of this text: the model, while it is lent the text."""
+        self.images: Any = Images()
+        """The model itself while it is `lent_to` it: models remember those of one text alone."""
 
     @classmethod
     def empty(cls, policy: Policy, count: int, watch: Watch | None) -> "Text":
@@ -78,8 +77,7 @@ class Text:
         other = copy(self)
         other.state = State.READY
         other.clock, other.layers = self.clock.copied(), self.layers.copied()
-        if self.borrower is not None:
-            other.image_offsets, other.borrower = self.borrower.rope_deltas, None
+        other.images = Images(self.images.rope_deltas)
         return other
 
     @contextmanager
@@ -94,7 +92,7 @@ class Text:
 
     @contextmanager
     def lent_to(self, model: Any) -> Iterator[None]:
-        """Let the model continue this text's images, as it remembers those of one text alone.
+        """Let the model continue this text's images, and take back what it remembers of them.
 
         Within `generate` that is done once, before the first call.
         """
@@ -102,11 +100,11 @@ class Text:
         if self.state is not State.READY or not hasattr(base, "rope_deltas"):
             yield
             return
-        base.rope_deltas, self.borrower = self.image_offsets, base
+        base.rope_deltas, self.images = self.images.rope_deltas, base
         try:
             yield
         finally:
-            self.image_offsets, self.borrower = base.rope_deltas, None
+            self.images = Images(base.rope_deltas)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -129,16 +127,17 @@ class Text:
 
     def check_open(self, closed: bool) -> None:
         """Raise ValueError if the context of `compress` has ended, as ``closed`` says."""
-        if closed and self.state in (State.READY, State.BROKEN):
+        if not closed:
+            return
+        if self.state in (State.READY, State.BROKEN):
             raise ValueError(
                 "the context of compress() that gave this cache has ended: call compress() again, "
                 "and give the model the cache that it returns"
             )
-        if closed:
-            raise ValueError(
-                "the context of compress() has ended while the model was generating in it: wait "
-                "for the thread that generates inside the context"
-            )
+        raise ValueError(
+            "the context of compress() has ended while the model was generating in it: wait for "
+            "the thread that generates inside the context"
+        )
 
     def running_block(self, closed: bool) -> BatchClock:
         """Return the clock of the running block; ValueError outside of a call of the model."""
@@ -161,12 +160,9 @@ class Text:
         self.layers.map_rows(change, order)
         self.clock.map_rows(change, order)
         self.block = None
-        holder, name = self, "image_offsets"
-        if self.borrower is not None:
-            holder, name = self.borrower, "rope_deltas"
-        if (offsets := getattr(holder, name)) is not None:
+        if (offsets := self.images.rope_deltas) is not None:
             offsets = offsets.repeat_interleave(rows // len(offsets), dim=0)
-            setattr(holder, name, change(offsets))
+            self.images.rope_deltas = change(offsets)
 
 
 class OneThread:
@@ -238,7 +234,10 @@ class StreamClock:
         return torch.nn.functional.pad(self.text != PADDING, (0, new), value=True)
 
     def mask_after(self, m: int) -> Int[Tensor, "N t"]:
-        """Return the mask after a block of ``m`` columns, as if padding stood before all tokens."""
+        """Return the mask after a block of ``m`` columns, as if padding stood before all tokens.
+
+        It marks as many columns at the end as the row then has tokens, the last position and one.
+        """
         assert self._last is not None
         columns = torch.arange(self.columns + m, device=self._last.device)
         return (columns + self._last >= self.columns + m - 1).long()
@@ -300,8 +299,8 @@ class StreamClock:
     ) -> Float[Tensor, " N"] | None:
         """Return how sure the model was of every row's first token in a call, NaN if it was given.
 
-        None if all were given, as all later tokens are. The first one is the model's own if
-        `generate` wrote it last.
+        None if all were given, as all later tokens are. The first one is the model's own if it is
+        what `generate` wrote last; or, where nothing was written, if it is not ``given`` and alone.
         """
         sure = self._next_confidence
         if sure is None:
@@ -309,8 +308,10 @@ class StreamClock:
         if self.written is not None and inputs.dim() == 2:
             first = 0 if real is None else real.int().argmax(dim=1)
             wrote = inputs[torch.arange(len(inputs)), first] == self.written
-        elif given or real is None:
-            return None if given or inputs.shape[1] > 1 else sure
+        elif given or (real is None and inputs.shape[1] > 1):
+            return None
+        elif real is None:
+            return sure
         else:
             wrote = real.sum(dim=1) == 1
         return sure.masked_fill(~wrote.to(sure.device), torch.nan)
@@ -365,17 +366,14 @@ class StreamClock:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         self.rows = tuple(self.rows[i] for i in order)
         self.first_evictions = tuple(self.first_evictions[i] for i in order)
-        for name in STATE:
-            value = getattr(self, name)
-            if value is not None and len(value):
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and len(value):
                 setattr(self, name, change(value))
 
     def copied(self) -> "StreamClock":
         """Return a clock that goes on apart from this one."""
         other = copy(self)
-        for name in STATE:
-            value = getattr(self, name)
-            setattr(other, name, None if value is None else value.clone())
+        other.map_rows(torch.clone, range(len(self.rows)))
         other.noted = dict(self.noted)
         return other
 

@@ -12,13 +12,12 @@ In Triton there are three kernels; a *part* is a share of a head's entries:
 | kernel | a program has | writes |
 |---|---|---|
 | `sums_of_others` | a part | Σ h·v and Σ h without the dominant entry, and where that is |
-| `join_parts` | a row, or a head | from all parts: o, and the error of the dominant entry |
+| `join_parts` | a row | from all parts: o, and the error of the dominant entry |
 | `errors_of_entries` | a part | the errors of all other entries |
 
-They are launched in this order if o is not given, and for FastCAOTE, whose o is the mean of all
-values. After attention o is given, and the third alone reads all values. In float32 it is right up
-to weights of 0.999, and a rare entry above has `add_heavy_errors`. Of 16 bits it is too coarse for
-a dominant entry: the other two follow, read nothing in heads without one, and add its error.
+They are launched in this order if o is not known, and for FastCAOTE, whose o is the mean of all
+values. After attention o is given in float32, and the third alone reads all values. It is right up
+to weights of 0.999 then, and a rare entry above has `add_heavy_errors`.
 
 Bytes, for N·G heads with k rows of retention, n entries of d channels of e bytes: values once,
 n·d·e, retention twice, 8·k·n, scores written, 4·n. Without ``output``, and for the mean of
@@ -44,9 +43,9 @@ def eviction_errors(
 
     ``h`` is retention, each row adding up to 1, with 0 for empty slots. ``fast`` is FastCAOTE: the
     mean of all values stands in for the output, and no slot may be empty. ``output`` is Σ h·v where
-    the caller has it, as after attention; an output of 16 bits is off by their rounding, and so are
-    distances to it. PyTorch computes it anew. Errors are float32; an entry that has all the mass
-    gets the largest number there is.
+    the caller has it, as after attention; one of 16 bits, whose rounding is as large as some
+    distances to it, is computed anew, and so is any in PyTorch. Errors are float32; an entry that
+    has all the mass gets the largest number there is.
     """
     summed_wrongly = values.is_cuda and values.itemsize > 2  # by Triton 3.6 on an H200
     if uses_triton(h) and not summed_wrongly:
@@ -118,7 +117,7 @@ BYTES_OF_A_LANE = 16
 WALKED = constexpr(32)
 """Entries that a program sums together where it sums all."""
 PROGRAMS = 1024
-"""Programs that compute errors; each takes several blocks."""
+"""Programs that compute errors, at most; each takes several blocks."""
 
 
 @common.kernel
@@ -149,8 +148,8 @@ def in_pieces(weights, piece, TYPE: constexpr):
 )
 @common.kernel
 def sums_of_others(
-    retention, values, largest, sums, masses, places,
-    n, magnitude, parts, blocks,
+    retention, values, sums, masses, places,
+    n, magnitude, parts,
     ROWS: constexpr, D: constexpr, PIECES: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr,
     BLOCK_D: constexpr, FAST: constexpr, WIDE: constexpr,
 ):  # fmt: skip
@@ -158,8 +157,7 @@ def sums_of_others(
 
     A row's dominant entry is left out, and ``places`` says where it is; ``masses`` are those of the
     others. With FAST all values are summed, unweighted. Products are exact, of numbers of 16 bits,
-    in PIECES of a weight, or with WIDE of float32; sums are of float32. Nothing is read where
-    ``largest`` knows that no entry is dominant. Grid: (heads, parts).
+    in PIECES of a weight, or with WIDE of float32; sums are of float32. Grid: (heads, parts).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     split = tl.arange(0, BLOCK_ROWS)
@@ -168,10 +166,6 @@ def sums_of_others(
     mass = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
     place = tl.full([BLOCK_ROWS, BLOCK_N], -1, tl.int32)
     rounds = tl.cdiv(tl.cdiv(n, BLOCK_N), parts)
-    if largest is not None:
-        number = tl.arange(0, 1024)
-        found = tl.load(largest + head * blocks + number, mask=number < blocks, other=0.0)
-        rounds = tl.where(tl.max(found, axis=0) > DOMINANT, rounds, 0)
     for block in range(part * rounds, (part + 1) * rounds):
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
@@ -207,61 +201,38 @@ def own_error(h, own, rest, left, most):
 
 
 @common.kernel
-def add_own_errors(errors, place, found, ROWS: constexpr):
-    """Add what rows ``found`` of their dominant entries to those entries' errors."""
-    if ROWS > 1:
-        same = place[:, None] == place[None, :]
-        found = tl.sum(tl.where(same, (found * found)[None, :], 0.0), axis=1)
-        light = tl.load(errors + place, mask=place >= 0, other=0.0)
-        found = tl.sqrt(light * light + found)
-    tl.store(errors + place, found, mask=place >= 0)
-
-
-@common.kernel
 def join_parts(
-    retention, values, points, exact, sums, masses, places, errors,
+    retention, values, points, dominant, sums, masses, places,
     n, most,
-    ROWS: constexpr, D: constexpr, PARTS: constexpr, BLOCK_ROWS: constexpr, BLOCK_PARTS: constexpr,
-    BLOCK_D: constexpr, FAST: constexpr, ANEW: constexpr,
+    ROWS: constexpr, D: constexpr, PARTS: constexpr, BLOCK_PARTS: constexpr, BLOCK_D: constexpr,
+    FAST: constexpr,
 ):  # fmt: skip
-    """Join the sums of a head's parts, and find the error of every row's dominant entry.
+    """Join the sums of a row's parts to its output, and find the error of its dominant entry.
 
-    ANEW writes both; else errors are there without that one, and it is added; where no entry is
-    dominant, nothing but ``places`` is read. Grid: (heads, rows); if not ANEW (heads, 1).
+    Grid: (heads, rows).
     """
-    head = tl.program_id(0).to(tl.int64)
+    head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     part, column = tl.arange(0, BLOCK_PARTS), tl.arange(0, BLOCK_D)
-    number, real = tl.arange(0, BLOCK_ROWS), column < D
-    at = tl.full([BLOCK_ROWS], -1, tl.int32)
-    found = tl.zeros([BLOCK_ROWS], tl.float32)
-    first = tl.program_id(1)
-    for row in range(first, first + 1 if ANEW else ROWS):
-        line, own_part = head * ROWS + row, (head * PARTS + part) * ROWS + row
-        there = part < PARTS
-        place = tl.max(tl.load(places + own_part, mask=there, other=-1), axis=0)
-        if not ANEW:
-            there = there & (place >= 0)
-        left = tl.sum(tl.load(masses + own_part, mask=there, other=0.0), axis=0)
-        here = there[:, None] & real[None, :]
-        rest = tl.load(sums + own_part[:, None] * D + column, mask=here, other=0.0)
-        rest = tl.sum(rest, axis=0)
-        own = values.data + head * values.head + place.to(tl.int64) * values.row + column
-        own = tl.load(own, mask=real & (place >= 0), other=0.0).to(tl.float32)
-        h = tl.load(retention + line * n + place, mask=place >= 0, other=0.0)
-        if FAST:
-            point = rest / n
-            apart = own - point
-            distance = tl.sqrt(tl.sum(apart * apart, axis=0))
-            error = tl.where(left > 0, h / tl.where(left > 0, left, 1.0) * distance, most)
-        else:
-            point = rest + h * own
-            error = own_error(h, own, rest, left, most)
-        if ANEW:
-            tl.store(points + line * D + column, point, mask=real)
-            tl.store(exact + line, error)
-        at, found = tl.where(number == row, place, at), tl.where(number == row, error, found)
-    if not ANEW:
-        add_own_errors(errors + head * n, at, found, ROWS)
+    there, real = part < PARTS, column < D
+    line, own_part = head * ROWS + row, (head * PARTS + part) * ROWS + row
+    place = tl.max(tl.load(places + own_part, mask=there, other=-1), axis=0)
+    left = tl.sum(tl.load(masses + own_part, mask=there, other=0.0), axis=0)
+    here = there[:, None] & real[None, :]
+    rest = tl.load(sums + own_part[:, None] * D + column, mask=here, other=0.0)
+    rest = tl.sum(rest, axis=0)
+    own = values.data + head * values.head + place.to(tl.int64) * values.row + column
+    own = tl.load(own, mask=real & (place >= 0), other=0.0).to(tl.float32)
+    h = tl.load(retention + line * n + place, mask=place >= 0, other=0.0)
+    if FAST:
+        point = rest / n
+        apart = own - point
+        distance = tl.sqrt(tl.sum(apart * apart, axis=0))
+        error = tl.where(left > 0, h / tl.where(left > 0, left, 1.0) * distance, most)
+    else:
+        point = rest + h * own
+        error = own_error(h, own, rest, left, most)
+    tl.store(points + line * D + column, point, mask=real)
+    tl.store(dominant + line, error)
 
 
 @common.kernel
@@ -270,9 +241,12 @@ def add_heavy_errors(
     n, limit, most,
     ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_D: constexpr,
 ):  # fmt: skip
-    """Add errors of entries above ``limit`` from ``first`` to ``last``: all others are summed."""
+    """Add errors of entries above ``limit`` from ``first`` to ``last``: all others are summed.
+
+    Two rows may have the same entry, whose error then has a square of both.
+    """
     number, column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_D)
-    at = tl.full([BLOCK_ROWS], -1, tl.int32)
+    at = tl.full([BLOCK_ROWS], -1, tl.int32)  # of every row: the entry, and its error
     found = tl.zeros([BLOCK_ROWS], tl.float32)
     for row in range(0, ROWS):
         line = retention + (head * ROWS + row) * n
@@ -296,35 +270,41 @@ def add_heavy_errors(
                 tl.load(line + place), own, tl.sum(rest, axis=0), tl.sum(left, axis=0), most
             )
             at, found = tl.where(number == row, place, at), tl.where(number == row, error, found)
-    add_own_errors(errors + head * n, at, found, ROWS)
+    to = errors + head * n + at
+    if ROWS > 1:
+        found = tl.where(at[:, None] == at[None, :], (found * found)[None, :], 0.0)
+        light = tl.load(to, mask=at >= 0, other=0.0)
+        found = tl.sqrt(light * light + tl.sum(found, axis=1))
+    tl.store(to, found, mask=at >= 0)
 
 
 @common.tuned(
     "BLOCK_N STAGES",
     ((4, 1, 128, 1), (2, 1, 64, 1), (2, 3, 64, 3), (4, 3, 64, 3), (8, 1, 64, 1), (8, 3, 64, 3)),
-    key=["magnitude", "ROWS", "D", "WALK"],
+    key=["magnitude", "ROWS", "D"],
 )
 @common.kernel
 def errors_of_entries(
-    retention, values, points, exact, largest, errors,
+    retention, values, points, dominant, errors,
     n, magnitude, parts, limit, most,
     ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
-    WIDTH: constexpr, IN_A_LANE: constexpr, STAGES: constexpr, WALK: constexpr,
+    WIDTH: constexpr, IN_A_LANE: constexpr, STAGES: constexpr,
 ):  # fmt: skip
     """Distance of every value to every row's output, weighted, L2 over the rows.
 
-    ``points`` are the outputs, ``limit`` the weight above which an entry is dominant. Outputs
-    are read once a program, and values once, WIDTH channels at a time, so that few lanes share
-    an entry. Each of them weighs it anew, but where loops have one stage and blocks as many
+    ``points`` are the outputs, ``limit`` the weight above which an entry is dominant: its error is
+    read from ``dominant``, or without it computed from all other entries. Grid: (heads, parts); a
+    program walks some blocks.
+
+    Outputs are read once a program, and values once, WIDTH channels at a time, so that few lanes
+    share an entry. Each of them weighs it anew, but where loops have one stage and blocks as many
     entries as there are threads. Rows are weighted and added before channels are added across
-    lanes. A row's entry above ``limit`` has its error from ``exact``, or with WALK from all
-    other entries, or it is to be added by `join_parts` and ``largest`` says that there is one.
-    Grid: (heads, parts); a program walks some blocks.
+    lanes.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     LANES: constexpr = WIDTH // IN_A_LANE
     CHUNKS: constexpr = BLOCK_D // WIDTH
-    UNIT: constexpr = 1.0 if ROWS == 1 else 16777216.0  # small errors have squares, too
+    UNIT: constexpr = 1.0 if ROWS == 1 else 16777216.0  # 2^24, or small errors' squares are 0
     chunk = tl.arange(0, CHUNKS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     held = ()  # they stay in registers
     for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
@@ -346,8 +326,8 @@ def errors_of_entries(
             heaviest = tl.maximum(heaviest, h)
             light = tl.where(h > limit, 0.0, h)
             share = light * UNIT / (1.0 - light)
-            if exact is not None:
-                own = tl.where(h > limit, tl.load(exact + line), 0.0)
+            if dominant is not None:
+                own = tl.where(h > limit, tl.load(dominant + line), 0.0)
                 known += own if ROWS == 1 else (own * UNIT) * (own * UNIT)
             apart = v.to(tl.float32) - held[row]
             apart = tl.reshape(apart * apart, [CHUNKS, BLOCK_N, LANES, IN_A_LANE])
@@ -357,11 +337,9 @@ def errors_of_entries(
         total = tl.sum(squares, axis=1)
         error = share * tl.sqrt(total) + known if ROWS == 1 else tl.sqrt(total + known) / UNIT
         tl.store(errors + head * n + entry, error, mask=there)
-    if exact is None:
+    if dominant is None:
         best = tl.max(heaviest, axis=0)
-        if not WALK:
-            tl.store(largest + head * parts + part, best)
-        elif best > limit:
+        if best > limit:
             tl.debug_barrier()
             add_heavy_errors(
                 retention, values, errors, head, part * rounds * BLOCK_N,
@@ -371,48 +349,36 @@ def errors_of_entries(
 
 def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | None) -> Tensor:
     N, G, rows, n = h.shape
-    d, heads, anew = values.shape[3], N * G, fast or output is None
+    d, heads = values.shape[3], N * G
     h = h.to(torch.float32).contiguous()
     vectors = common.rows_of(common.per_head(values))
-    exact = h.new_empty(heads, rows) if anew else None
-    points = h.new_empty(heads, rows, d) if fast or output is None else output.contiguous()
-    walks = not anew and points.dtype.itemsize >= 4
     blocks = max(1, min(PROGRAMS // heads, triton.cdiv(n, common.ENTRIES_OF_A_PART)))
-    largest = None if anew or walks else h.new_empty(heads, blocks)
-    errors = h.new_empty(N, G, n)
+    errors, most = h.new_empty(N, G, n), torch.finfo(torch.float32).max
     block = {"BLOCK_D": common.columns(d), "ROWS": rows, "D": d}
-    most = torch.finfo(torch.float32).max
-
-    def compare() -> None:
-        errors_of_entries[(heads, blocks)](
-            h, vectors, points, exact, largest, errors,
-            n, common.magnitude(n), blocks, DOMINANT_IN_FLOAT32 if walks else 0.5, most,
-            BLOCK_ROWS=common.magnitude(rows), WIDTH=min(64, common.columns(d)),
-            IN_A_LANE=BYTES_OF_A_LANE // values.itemsize, WALK=walks, **block,
-        )  # fmt: skip
-
-    def sum_up() -> None:
+    if fast or output is None or output.itemsize < 4:
         parts = common.split(n, common.ENTRIES_OF_A_PART, heads, h.device)
         masses, sums = h.new_empty(heads, parts, rows), h.new_empty(heads, parts, rows, d)
         places = torch.empty_like(masses, dtype=torch.int32)
+        points, dominant = h.new_empty(heads, rows, d), h.new_empty(heads, rows)
         wide = common.multiplied_in_float32(values)
         pieces = 1 if wide else 4
         sums_of_others[(heads, parts)](
-            h, vectors, largest, sums, masses, places,
-            n, common.magnitude(n), parts, blocks,
+            h, vectors, sums, masses, places,
+            n, common.magnitude(n), parts,
             BLOCK_ROWS=common.columns(pieces * common.magnitude(rows)), PIECES=pieces,
             FAST=fast, WIDE=wide, **block,
         )  # fmt: skip
-        join_parts[(heads, rows if anew else 1)](
-            h, vectors, points, exact, sums, masses, places, errors,
+        join_parts[(heads, rows)](
+            h, vectors, points, dominant, sums, masses, places,
             n, most,
-            PARTS=parts, BLOCK_ROWS=common.magnitude(rows), BLOCK_PARTS=common.magnitude(parts),
-            FAST=fast, ANEW=anew, **block,
+            PARTS=parts, BLOCK_PARTS=common.magnitude(parts), FAST=fast, **block,
         )  # fmt: skip
-
-    if anew:
-        sum_up()
-    compare()
-    if largest is not None:
-        sum_up()
+    else:
+        points, dominant = output.contiguous(), None
+    errors_of_entries[(heads, blocks)](
+        h, vectors, points, dominant, errors,
+        n, common.magnitude(n), blocks, DOMINANT_IN_FLOAT32 if dominant is None else 0.5, most,
+        BLOCK_ROWS=common.magnitude(rows), WIDTH=min(64, common.columns(d)),
+        IN_A_LANE=BYTES_OF_A_LANE // values.itemsize, **block,
+    )  # fmt: skip
     return errors

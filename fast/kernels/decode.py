@@ -44,8 +44,9 @@ def decode_attention(
     """Attend from one token to all entries; logits are q·k/√d, squeezed into ``softcap``.
 
     Keys and values may have any strides, with channels next to each other. Positions of -1 mark
-    empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it. The
-    output is written to ``exact``, too, in the number format of the computation.
+    empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it.
+    ``exact`` is filled with the output in the number format of the computation: CAOTE compares
+    values with it, for which an output that was rounded for the model is too coarse.
 
     Returns:
         The output, in the queries' number format, and the probabilities ``[N, G, rho, 1, n]`` or,
@@ -64,7 +65,7 @@ def decode_attention(
                 WITH_VALUES=True, EARLY=common.starts_early(queries.device),
                 **arguments_of(queries, keys, None, positions, None, softcap),
             )  # fmt: skip
-            return combined(raw, lse, outputs, queries, n, reduce, counters, exact)
+            return launch_combine(raw, lse, outputs, queries, n, reduce, counters, exact)
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(
@@ -129,7 +130,7 @@ TOGETHER = 512
 """Entries whose probabilities a program of `combine` finishes."""
 
 
-def combined(
+def launch_combine(
     raw: Tensor,
     lse: Float[Tensor, "heads parts rho"],
     outputs: Float[Tensor, "heads parts rho d"],
@@ -139,11 +140,11 @@ def combined(
     counters: RecurrenceCounters | None = None,
     exact: NewestQueries | None = None,
 ) -> tuple[NewestQueries, Tensor]:
-    """Join the parts that queries found, fill ``exact``; return what `decode_attention` returns."""
+    """Launch `combine` on what queries found in the parts; return what `decode_attention` does."""
     N, G, rho, _, d = queries.shape
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
-    elapsed = interval = received
+    elapsed = interval = received  # which the kernel leaves alone without counters
     if counters is not None:
         elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
     parts, early = lse.shape[1], common.starts_early(queries.device)
@@ -181,7 +182,7 @@ def combine(
         line = (head * parts + part) * RHO + turn
         real = (part < parts)[:, None] & (column < D)[None, :]
         pieces = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
-        own = turn + tl.arange(0, 1)
+        own = turn + tl.arange(0, 1)  # one row, in a list of rows
         weights = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)[0]
         joined, to = tl.sum(pieces * weights, axis=0), (head * RHO + turn) * D + column
         tl.store(output + to, joined.to(output.dtype.element_ty), mask=column < D)

@@ -35,7 +35,7 @@ from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.common import constexpr, tl
-from kvlab.fast.kernels.decode import combined, handed_out, new_parts
+from kvlab.fast.kernels.decode import handed_out, launch_combine, new_parts
 from kvlab.fast.kernels.notation import Float, Int, NewestQueries, Tensor
 from kvlab.fast.kernels.quantise import unpack
 from kvlab.fast.kernels.read_codes import (
@@ -386,7 +386,7 @@ def _attend_in_triton(
         BLOCK_RHO=max(common.magnitude(rho), 8 // groups), BLOCK_D=common.columns(d),
         SOFTCAP=softcap is not None, TYPE=_product_type(queries, tables),
     )  # fmt: skip
-    return combined(raw, lse, outputs, queries, entries, reduce)
+    return launch_combine(raw, lse, outputs, queries, entries, reduce)
 
 
 def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class Places(KVConnectorMetadata):
 
 @dataclass
 class Evictions(KVConnectorWorkerMetadata):
-    """Worker to scheduler: table, request, turn, numbers of its blocks that were evicted."""
+    """Worker to scheduler: table, request, its preemptions, numbers of its evicted blocks."""
 
     blocks: list[tuple[int, str, int, tuple[int, ...]]]
 
@@ -89,19 +89,19 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> Places:
         places: list[dict[int, Place]] = [{} for _ in self.managers]
-        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
-            account = self.managers[0].accounts[request_id]
+        for name, tokens in scheduler_output.num_scheduled_tokens.items():
+            account = self.managers[0].accounts[name]
             seen = account.request.num_computed_tokens + tokens
-            place = Place(request_id, account.turn, account.read, seen, tokens, account.last)
+            place = Place(name, account.preemptions, account.read, seen, tokens, account.last)
             for manager, of_block in zip(self.managers, places, strict=True):
-                block = manager.req_to_blocks[request_id][(seen - 1) // self.settings.block]
+                block = manager.req_to_blocks[name][(seen - 1) // self.settings.block]
                 of_block[block.block_id] = place
         return Places(places, set(scheduler_output.finished_req_ids))
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        for table, name, turn, blocks in meta.blocks if isinstance(meta, Evictions) else ():
-            self.managers[table].evict(name, turn, blocks)
+        for table, name, preemptions, blocks in meta.blocks if isinstance(meta, Evictions) else ():
+            self.managers[table].evict(name, preemptions, blocks)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         account, *_ = [each.accounts.pop(request.request_id, None) for each in self.managers]

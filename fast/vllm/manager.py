@@ -55,12 +55,12 @@ class Account:
     most: int = 0
     read: int = 0
     """Tokens that count as the prompt."""
-    turn: int = -1
+    preemptions: int = -1
     """How often the request was preempted, when it was admitted last."""
 
     def begin(self) -> None:
         """Take the text so far as the prompt."""
-        self.read, self.turn = self.request.num_tokens, self.request.num_preemptions
+        self.read, self.preemptions = self.request.num_tokens, self.request.num_preemptions
 
     @property
     def last(self) -> int:
@@ -95,10 +95,10 @@ class EvictingManager(FullAttentionManager):
         super().__init__(kv_cache_spec, **given)
         self.accounts: dict[str, Account] = {}
 
-    def evict(self, request_id: str, turn: int, blocks: Iterable[int]) -> None:
-        """Take back blocks that the worker has evicted."""
+    def evict(self, request_id: str, preemptions: int, blocks: Iterable[int]) -> None:
+        """Take back blocks that the worker has evicted, unless they are gone by a preemption."""
         account, held = self.accounts.get(request_id), self.req_to_blocks.get(request_id)
-        if account is None or not held or account.turn != turn:
+        if account is None or not held or account.preemptions != preemptions:
             return
         leaving = [held[index] for index in blocks]
         self.block_pool.free_blocks(reversed(leaving))
@@ -112,7 +112,7 @@ class EvictingManager(FullAttentionManager):
         if self.req_to_blocks.get(request_id):
             return needed
         own = self.accounts[request_id]
-        if own.turn != own.request.num_preemptions:
+        if own.preemptions != own.request.num_preemptions:
             own.begin()
         held = self.req_to_blocks
         running = [each.reserved for name, each in self.accounts.items() if held.get(name)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kvlab.fast.kernels.notation import Float, Tensor
+from kvlab.fast.kernels.notation import Float, Int, Tensor
 from kvlab.fast.vllm.blocks import Layout
 from kvlab.fast.vllm.settings import Settings, UnsupportedError
 
@@ -19,8 +19,8 @@ class Place:
     """Where a request stands in a step, as the scheduler says."""
 
     request_id: str
-    turn: int
-    """How often the request was preempted."""
+    preemptions: int
+    """How often the request was preempted: what it had kept before is gone."""
     prompt: int
     seen: int
     """Tokens after this step, of which ``tokens`` are new."""
@@ -33,13 +33,13 @@ class Place:
 class Request:
     """What a request has kept, and what its score remembers of it."""
 
-    turn: int
+    preemptions: int
     observed: int
     """Tokens that the score has observed, or need not."""
     evicted: set[int] = field(default_factory=set)
     """Numbers of blocks in the request."""
-    waiting: list[tuple["Batch", int, int]] = field(default_factory=list)
-    """Steps whose queries the score has not observed, with the rows that are this request's."""
+    waiting: list[Float[Tensor, "L m H d"]] = field(default_factory=list)
+    """Queries of the steps that the score has not observed; nothing if it reads none."""
     layers: list[tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=list)
     """Columns of the kept entries and what is remembered of the stream, for each cache."""
 
@@ -58,11 +58,11 @@ class Requests:
         self.layers = {every[number]: place for place, number in enumerate(self.numbers)}
         self.requests: dict[str, Request] = {}
         self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
-        """Request, turn and numbers of blocks that the scheduler has not been told."""
+        """Request, preemptions and numbers of blocks that the scheduler has not been told."""
         self.caches: Mapping[str, Tensor] = {}
         self.layout: Any = None
-        self.places: Mapping[int, Place] | None = None
-        self._batch: tuple[Any, Batch | None] = (None, None)
+        self.places: Mapping[int, Place] = {}
+        self._batch: Batch | None = None
 
     def begin(self, places: Mapping[int, Place], ended: set[str]) -> None:
         """Begin a step; ``places`` has every request by the block that it writes its last token to.
@@ -77,13 +77,13 @@ class Requests:
         """Return the batch of a step, the same for all layers; None outside of steps."""
         if not self.places:
             return None
-        if self._batch[0] is not metadata:
-            self._batch = (metadata, Batch(self, metadata))
-        return self._batch[1]
+        if self._batch is None or self._batch.given is not metadata:
+            self._batch = Batch(self, metadata)
+        return self._batch
 
     def end(self) -> list[tuple[str, int, tuple[int, ...]]]:
         """End a step, and return what was evicted in it."""
-        self.places, self._batch = None, (None, None)
+        self.places, self._batch = {}, None
         found, self.evictions = self.evictions, []
         return found
 
@@ -93,7 +93,7 @@ class Batch:
 
     def __init__(self, requests: Requests, metadata: Any) -> None:
         builder, common = metadata.kvlab
-        self.all, self.block = requests, requests.settings.block
+        self.all, self.block, self.given = requests, requests.settings.block, metadata
         if builder.kv_cache_spec.block_size != self.block:
             raise UnsupportedError("kvlab: the kernel must read blocks as large as vLLM's")
         if builder.settings != requests.settings:
@@ -101,28 +101,31 @@ class Batch:
         self.tokens = common.num_actual_tokens
         self.table = common.block_table_tensor
         starts = common.query_start_loc_cpu.tolist()
-        bounds = [each for each in pairwise(starts) if each[0] < each[1]]
-        self.rows = [self._row(common.slot_mapping, *each) for each in bounds]
+        tokens = [slice(*each) for each in pairwise(starts) if each[0] < each[1]]
+        self.rows = [(*self._written_to(common.slot_mapping[own]), own) for own in tokens]
+        """Every request, and which tokens of the batch are its own."""
         self.metadata = metadata
-        if any(request.evicted for _, request, _, _ in self.rows):
+        """What attention is computed by: ``given``, or without the blocks that were evicted."""
+        if any(request.evicted for _, request, _ in self.rows):
             self.metadata = builder.build_again(common, **self._without_evicted(common))
         self.queries: Float[Tensor, "L tokens H d"] | None = None
         self.attended_layers = 0
 
-    def _row(self, slots: Tensor, start: int, end: int) -> tuple[Place, Request, int, int]:
-        place = (self.all.places or {}).get(int(slots[end - 1]) // self.block)
-        if place is None or place.tokens != end - start:
+    def _written_to(self, slots: Int[Tensor, " m"]) -> tuple[Place, Request]:
+        """Return the request whose tokens of this step are written to these slots."""
+        place = self.all.places.get(int(slots[-1]) // self.block)
+        if place is None or place.tokens != len(slots):
             raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
         request = self.all.requests.get(place.request_id)
-        if request is None or request.turn != place.turn:
-            request = Request(place.turn, place.seen - place.tokens)
+        if request is None or request.preemptions != place.preemptions:
+            request = Request(place.preemptions, place.seen - place.tokens)
             self.all.requests[place.request_id] = request
-        return place, request, start, end
+        return place, request
 
     def _without_evicted(self, common: Any) -> dict[str, Any]:
         """Return the table of blocks, and the lengths, without what was evicted."""
         table, lengths = self.table.clone(), common.seq_lens.clone()
-        for row, (place, request, _, _) in enumerate(self.rows):
+        for row, (place, request, _) in enumerate(self.rows):
             if request.evicted:
                 kept = request.kept(place.seen, self.block)
                 table[row, : len(kept)] = self.table[row, kept]

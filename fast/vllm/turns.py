@@ -35,24 +35,29 @@ class Turn:
 
     def __init__(self, batch: Batch, row: int, softcap: float | None) -> None:
         self.requests, self.table, self.softcap = batch.all, batch.table[row], softcap
-        self.place, self.request, start, end = batch.rows[row]
-        self.request.waiting.append((batch, start, end))
+        self.place, self.request, tokens = batch.rows[row]
+        if batch.queries is not None:
+            self.request.waiting.append(batch.queries[:, tokens])
         self.settings, self.policy = batch.all.settings, batch.all.settings.policy
         self.clocks: dict[tuple[int, int, int], BatchClock] = {}
         """One for all layers, which share what they compute from it."""
 
     def take(self) -> None:
-        """Observe and decide, if it is time."""
+        """Observe and decide, if it is time.
+
+        A score that remembers nothing observes only what it decides about. The others observe a
+        prompt piece by piece as vLLM gives it, but on the host at its end, and then every block.
+        """
         place, settings, request = self.place, self.settings, self.request
         schedule, remembers = settings.specification.schedule, settings.remembers
         if place.seen < place.prompt:
             decides, observes = False, not self.policy.on_host
         else:
-            reads = place.seen - place.tokens < place.prompt
-            clock = Clock(place.seen, place.prompt if reads else place.tokens, place.prompt)
+            prefilled = place.seen - place.tokens < place.prompt  # for the schedule, in one block
+            clock = Clock(place.seen, place.prompt if prefilled else place.tokens, place.prompt)
             over = len(request.kept(place.seen, settings.block)) > settings.blocks
             decides = over and schedule.due(clock)
-            observes = reads or place.seen % settings.block == 0
+            observes = prefilled or place.seen % settings.block == 0
             remembers = remembers and not schedule.ended(clock)
         if decides or (observes and remembers):
             self.observe(decides)
@@ -61,7 +66,7 @@ class Turn:
             request.observed = place.seen
 
     def observe(self, decides: bool) -> None:
-        """Let the score observe what waits, and decide."""
+        """Let the score observe what waits; decide, and keep what it remembers of the rest."""
         place, block = self.place, self.settings.block
         kept = self.request.kept(place.seen, block)
         positions = torch.cat([torch.arange(n * block, (n + 1) * block) for n in kept])
@@ -72,7 +77,7 @@ class Turn:
         keys, values = layout.read(caches, ids, len(positions))
         heads = (keys, values, self.queries(keys))  # of this rank
         keys, values, queries = (all_gather(x.contiguous(), dim=1) for x in heads)
-        size = len(layers) if self.policy.is_plain else 1
+        size = len(layers) if self.policy.is_plain else 1  # of a cache, as in the engine
         groups = [slice(first, first + size) for first in range(0, len(layers), size)]
         remembered = self.request.layers or [({}, {})] * len(groups)
         seen = [
@@ -90,14 +95,17 @@ class Turn:
     def queries(self, keys: Vectors) -> Queries:
         """Return the queries that wait, of all layers; zeros if no score reads them."""
         L, G, _, d = keys.shape
-        kept = [(batch.queries, *rows) for batch, *rows in self.request.waiting]
-        rows = [every[:, start:end] for every, start, end in kept if every is not None]
-        if not rows:
+        if not self.request.waiting:
             return keys.new_zeros((L, G, 1, self.place.seen - self.request.observed, d))
-        return torch.cat(rows, dim=1).unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4)
+        waiting = torch.cat(self.request.waiting, dim=1)
+        return waiting.unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield first and last token of the blocks in which the score observes what waits."""
+        """Yield where the blocks begin and end in which the score observes what waits.
+
+        That is the newest token, if it remembers nothing of the others; all at once, or, where it
+        cannot observe tokens after the prompt together, each of these tokens.
+        """
         first, seen, needs = self.request.observed, self.place.seen, self.policy.needs
         if not self.settings.remembers:
             yield seen - 1, seen
@@ -113,11 +121,16 @@ class Turn:
         positions: Int[Tensor, " n"],
         remembered: tuple[dict[str, Tensor], dict[str, Any]],
     ) -> Observation:
-        """Let the score observe what waits in some layers, and return what it saw last."""
-        cache, queries, pieces = self.policy.empty_cache(), given[2], list(self.pieces())
+        """Let the score observe what waits in some layers, and return what it saw last.
+
+        The cache is made anew: what was observed already, with what is remembered of it, then the
+        blocks that wait.
+        """
+        cache, pieces, (_, _, queries) = self.policy.empty_cache(), list(self.pieces()), given
+        columns, stream = remembered
         self.append(cache, given, positions, 0, pieces[0][0])
-        cache.layers, cache.state.stream = len(queries), dict(remembered[1])
-        for name, column in remembered[0].items():
+        cache.layers, cache.state.stream = len(queries), dict(stream)
+        for name, column in columns.items():
             cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
         found = []
         for start, end in pieces:
@@ -152,7 +165,7 @@ class Turn:
         of_block = (positions >= start) & (positions < end)
         keys, values, own = given[0][:, :, of_block], given[1][:, :, of_block], positions[of_block]
         if len(own):
-            clock = self.clock(len(keys), 0, len(own))
+            clock = self.clock(len(keys), 0, len(own))  # of equally many tokens: others may be gone
             cache.append(keys, values, clock.of_block(clock.rows, own.expand(len(keys), -1)))
 
     def decide(self, every: list[Observation]) -> None:
@@ -165,4 +178,4 @@ class Turn:
         stay = set((every[0].cache.positions[0, 0] // block).tolist())
         evicted = tuple(n for n in self.request.kept(place.seen, block) if n not in stay)
         self.request.evicted.update(evicted)
-        self.requests.evictions.append((place.request_id, place.turn, evicted))
+        self.requests.evictions.append((place.request_id, place.preemptions, evicted))

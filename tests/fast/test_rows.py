@@ -195,20 +195,20 @@ def test_every_attribute_moves_with_its_row_or_is_declared_alike(spec, layers, t
         torch.inference_mode(),
     ):
         written(model, cache, prompts(SHORT), 9)
-        cache.text.image_offsets = torch.tensor([[0], [3], [7]])
+        cache.text.images.rope_deltas = torch.tensor([[0], [3], [7]])
         cache.text.layers.separate()
         differ = moved(cache, cache.copy(), [0, 1, 2], "copy")
         for change, order in (MOVES["reorder"], MOVES["repeat"], FEWER):
             other = cache.copy()
             change(other)
             moved(cache, other, order, "move")
-        cache.text.image_offsets = None
+        cache.text.images.rope_deltas = None
         cache.save(tmp_path / "context")
         before = cache.copy()
         cache.load(tmp_path / "context")
         moved(before, cache, [0, 1, 2], "file")
     wanted = {x for x in KINDS_HERE[spec] if layers != "that share a cache" or "Window" not in x}
-    assert wanted | {"Text.image_offsets", "Columns.buffers", "StreamClock._text"} <= differ
+    assert wanted | {"Images.rope_deltas", "Columns.buffers", "StreamClock._text"} <= differ
 
 
 def test_a_copy_and_moved_rows_know_where_their_own_values_lie():

@@ -31,8 +31,9 @@ AS_IT_COMES = ("auto", None, None)
 class Part:
     """One task of a sweep. What its table does not state is as in `Sweep`.
 
-    A task that rates texts measures nothing else and reads in blocks of its own size (`Plan.blocks`
-    where it rates in blocks), unless its table says so; if it draws nothing, its only seed is 0.
+    A task that rates texts measures nothing else and reads in blocks of its own size (of its
+    `Subject`'s, where it rates in blocks), unless its table says so; if it draws nothing, its only
+    seed is 0.
     """
 
     task: str

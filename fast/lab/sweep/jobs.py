@@ -156,6 +156,11 @@ def do_job(job: Job) -> list[Result]:
 
 
 def _figures(job: Job, questions: Sequence[Question]) -> dict[int, Figures]:
+    """Return what is found on each question, by number: all are done, and some measured, too.
+
+    A job of drafts rates what the full cache wrote, a task of ratings its own texts; in all others
+    the method writes.
+    """
     found: dict[int, Figures] = {each.number: {} for each in questions}
     solve = _rate if job.drafts or isinstance(find_task(job.task), Rated) else _solve
     measured = [each for each in questions if each.number < job.first + job.measured]
@@ -179,6 +184,7 @@ def _refusal(job: Job, question: Question) -> str | None:
 
 
 def _policy(job: Job, questions: Sequence[Question]) -> Policy:
+    """Return the job's policy; the oracle's knows when each question needs a token next."""
     if job.method != ORACLE:
         return methods.get(job.seeded, job.budget)
     from kvlab.fast.lab.evaluate.oracle import oracle_policy
@@ -189,6 +195,7 @@ def _policy(job: Job, questions: Sequence[Question]) -> Policy:
 
 
 def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
+    """Let the method write answers, and grade them."""
     policy, backend, task = _policy(job, questions), _backend(job), find_task(job.task)
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
@@ -210,6 +217,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
 
 
 def _rate(job: Job, questions: Sequence[Question]) -> list[Figures]:
+    """Ask how likely the method finds texts, or the drafts that stand in their place."""
     from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods, rate
     from kvlab.fast.methods import port
 
@@ -257,6 +265,7 @@ def _right(job: Job, question: Question) -> bool:
 
 
 def _accepted(drafted: np.ndarray) -> Figures:
+    """Count a draft's tokens that would be accepted; ``drafted`` marks those of the method."""
     until = int(np.logical_and.accumulate(drafted).sum())
     return {"accepted": float(drafted.mean()), "until_rejected": until}
 
@@ -268,7 +277,10 @@ def _write(
     to_first_error: bool = False,
     block_size: int | None = None,
 ) -> tuple[list[Answer], float]:
-    """Write an answer to every question, cut at its limit; return the seconds per token too."""
+    """Write an answer to every question, cut at its limit; return the seconds per token, too.
+
+    Questions about one text are written together; the seconds are a mean over questions.
+    """
     limit, stop = max(question.limit for question in questions), questions[0].stop
     cut, seconds = [], []
     for text, group in groupby(questions, key=lambda each: each.prompt[: each.shared]):
@@ -293,6 +305,7 @@ def _write(
 
 
 def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
+    """Compare steps of the method with the full cache's, over the full cache's answers."""
     answers = _full_answers(job)
     tokens, logits = zip(*(answers[each.number] for each in questions), strict=True)
     prompts = [each.prompt for each in questions]

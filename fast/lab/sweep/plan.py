@@ -64,12 +64,14 @@ class Job:
 
     @cached_property
     def id(self) -> str:
-        """Hash of all that the results depend on, without the sweep's name of the model."""
-        content = {**asdict(self), "format": FORMAT}
+        """Hash of all that the results depend on, without the sweep's name of the model.
+
+        A field with a default came later: left out where it is empty, it renames no older result.
+        """
+        later = {each.name for each in fields(self) if each.default is not MISSING}
+        content = {name: x for name, x in asdict(self).items() if x or name not in later}
+        content["format"] = FORMAT
         del content["model"], content["loading"]
-        for each in fields(self):  # so that results from before a field keep their names
-            if each.default is not MISSING and not content.get(each.name, True):
-                del content[each.name]
         return _hash_of(json.dumps(content, sort_keys=True).encode())
 
     @property
@@ -207,15 +209,14 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
         for asked, part in zip(sweep.tasks, sweep.parts, strict=True):
             if model in part.models:
-                questions = _questions(part, location, encode)
+                questions, task = _every_question(part, location, encode), find_task(part.task)
                 length = fmean(map(len, questions))
                 budgets = {text: budget_entries(text, round(length)) for text in sweep.budgets}
-                task, own = find_task(part.task), isinstance(asked, dict) and "block_size" in asked
+                block_size, file = None, getattr(task, "text", None)
+                own = isinstance(asked, dict) and "block_size" in asked
                 stated = part.drafts or own or sweep.block_size is not None
-                block_size = None
                 if isinstance(task, Rated) and task.feed == "blocks" and not stated:
                     block_size = task.block_for(questions, budgets.values())
-                file = getattr(task, "text", None)
                 subjects.append(
                     Subject(
                         model=model,
@@ -243,7 +244,8 @@ def _hash_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:24]
 
 
-def _questions(part: Part, location: str, encode: Encode) -> list[Question]:
+def _every_question(part: Part, location: str, encode: Encode) -> list[Question]:
+    """Return what a part asks, of all seeds: lengths are means over it."""
     task, tokenizer = find_task(part.task), None
     if isinstance(task, Rated):
         from kvlab.fast.models.loading import load_tokenizer_of

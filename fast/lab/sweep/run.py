@@ -99,6 +99,7 @@ def run_sweep(
     failures, made = [], []
 
     def noted(jobs: Iterable[Job]) -> Iterator[Done]:
+        """Do jobs by the engine; note which were done here, and write down why one failed."""
         for job, found in engine(jobs):
             made.append(job)
             if isinstance(found, Failure):
@@ -117,6 +118,7 @@ def run_sweep(
             before = len(jobs) - len(left)
 
             def told(done: int, total: int, what: str) -> None:
+                """Report of all jobs, where the loop knows those that are left."""
                 report(before + done, len(jobs), what)
 
             run_all(left, store, noted, list[Result], told, lasting=is_found)
