@@ -2,48 +2,90 @@
 
 import inspect
 import os
-import tomllib
 from collections.abc import Callable, Iterable
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, wraps
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, get_origin
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 
+from kvlab.fast.lab.engines import INSTALL
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.files import folder_of
+from kvlab.fast.lab.files import folder_of, read_data
 from kvlab.fast.lab.terminal import errors, working
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
+from kvlab.reference.conformance.exporting import FORMATS
+from kvlab.reference.conformance.report import FLAGS
 from kvlab.reference.models import EMBEDDED
+from kvlab.reference.proofs import PAPERS
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.simulator.judge import EXACT
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROCESSORS = os.cpu_count() or 1
-Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+LISTS = {"engines": INSTALL, "flags": FLAGS, "formats": FORMATS, "papers": PAPERS}
+LISTS |= {"gpus": HARDWARE, "shapes": SHAPES, "exact": (str(EXACT),)}
+"""What ``options.toml`` names in braces."""
 
 
-def described(command: Callable[..., None]) -> Callable[..., None]:
-    """Let the options of a command be what ``options.toml`` says, and return the command."""
-    text = files("kvlab.fast.lab.commands").joinpath("options.toml").read_text(encoding="utf-8")
-    said = tomllib.loads(text)
-    known = said["every"] | said.get(command.__name__, {})
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded."""
+
+    device: str | None = None
+    dtype: str = "auto"
+    parallel: str | None = None
+
+
+USUAL = Loading()
+
+
+def described(command: Callable[..., None], name: str) -> Callable[..., None]:
+    """Return a command whose options are what ``options.toml`` says.
+
+    A parameter that is a dataclass stands for options that several commands share: its fields.
+    """
+    said = read_data("commands/options.toml")
+    known = said["every"] | said.get(name.split(" ")[0], {}) | said.get(name, {})
     signature = inspect.signature(command, eval_str=True)
-    parameters = []
-    for name, each in signature.parameters.items():
-        if get_origin(each.annotation) is not Annotated:
-            how = known[name] if isinstance(known[name], dict) else {"help": known[name]}
-            make = Argument if how.get("argument") else Option
-            limits = {limit: how[limit] for limit in ("min", "max") if limit in how}
-            option = make(*how.get("names", ()), help=how["help"], **limits)
-            each = each.replace(annotation=Annotated[each.annotation, option])
-        parameters.append(each)
-    setattr(command, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
-    return command
+    shared, parameters = dict[str, Any](), []
+    for each in signature.parameters.values():
+        inside = [each]
+        kind: Any = each.annotation
+        if is_dataclass(kind):
+            shared[each.name] = kind
+            inside = inspect.signature(each.annotation, eval_str=True).parameters.values()
+        parameters += [_described(x, known[x.name]) for x in inside]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        for each, kind in shared.items():
+            given[each] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    setattr(called, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
+    return called
+
+
+def _described(option: inspect.Parameter, said: Any) -> inspect.Parameter:
+    how = said if isinstance(said, dict) else {"help": said}
+    text = how["help"].format(**{name: ", ".join(each) for name, each in LISTS.items()})
+    limits = {limit: how[limit] for limit in ("min", "max") if limit in how}
+    make = Argument if how.get("argument") else Option
+    made = make(*how.get("names", ()), help=text, **limits)
+    return option.replace(annotation=Annotated[option.annotation, made])
+
+
+def add_commands(app: Typer, group: str = "", **commands: Callable[..., None]) -> None:
+    """Add commands, by their names, to the command line or one of its groups."""
+    for name, command in commands.items():
+        app.command(name)(described(command, f"{group} {name}".strip()))
 
 
 def words(text: str) -> tuple[str, ...]:

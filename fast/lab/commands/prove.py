@@ -1,9 +1,9 @@
 """``kvlab prove``: check every statement of the papers. Needs the reference alone."""
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Any
 
-from typer import Exit, Option
+from typer import Exit
 
 from kvlab.fast.lab.commands.options import PROCESSORS
 from kvlab.fast.lab.proving import proved
@@ -14,9 +14,7 @@ from kvlab.reference.proofs import machine_checked
 
 
 def prove(
-    paper: Annotated[
-        str | None, Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
-    ] = None,
+    paper: str | None = None,
     claim: list[str] | None = None,
     rocq: bool = False,
     workers: int = PROCESSORS,
