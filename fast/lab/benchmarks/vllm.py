@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from kvlab.fast.lab import engines, terminal
-from kvlab.fast.lab.benchmarks.results import Measure, Out, run_benchmark
+from kvlab.fast.lab import engines
+from kvlab.fast.lab.benchmarks.results import Measure, run, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import VOCABULARY, Run, drawn, fetched
 from kvlab.fast.lab.loop import Step
 from kvlab.fast.models import model_location
@@ -154,7 +154,7 @@ def main(
     prompts: str = "256,1024",
     written: int = 256,
     rounds: int = 2,
-    out: Out = None,
+    out: Path | None = None,
 ) -> None:
     """Measure so many requests of each of these lengths."""
     engines.launch("vllm")
@@ -173,4 +173,4 @@ def main(
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    run(main, "vllm")

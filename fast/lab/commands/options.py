@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
@@ -46,12 +46,14 @@ class Loading:
 USUAL = Loading()
 
 
-def described(command: Callable[..., None], name: str) -> Callable[..., None]:
-    """Return a command whose options are what ``options.toml`` says.
+def described(
+    command: Callable[..., None], name: str, said: Mapping[str, Any] | None = None
+) -> Callable[..., None]:
+    """Return a command whose options are what is said of them, by default in ``options.toml``.
 
     A parameter that is a dataclass stands for options that several commands share: its fields.
     """
-    said = read_data("commands/options.toml")
+    said = said or read_data("commands/options.toml")
     known = said["every"] | said.get(name.split(" ")[0], {}) | said.get(name, {})
     signature = inspect.signature(command, eval_str=True)
     shared, parameters = dict[str, Any](), []
@@ -76,7 +78,7 @@ def described(command: Callable[..., None], name: str) -> Callable[..., None]:
 def _described(option: inspect.Parameter, said: Any) -> inspect.Parameter:
     how = said if isinstance(said, dict) else {"help": said}
     text = how["help"].format(**{name: ", ".join(each) for name, each in LISTS.items()})
-    limits = {limit: how[limit] for limit in ("min", "max") if limit in how}
+    limits = {limit: how[limit] for limit in ("min", "max", "exists") if limit in how}
     make = Argument if how.get("argument") else Option
     made = make(*how.get("names", ()), help=text, **limits)
     return option.replace(annotation=Annotated[option.annotation, made])
