@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvlab.fast.lab import terminal
-from kvlab.fast.lab.commands.options import described
+from kvlab.fast.lab.described import described
 from kvlab.fast.lab.files import read_data, write_text
 from kvlab.fast.lab.loop import kept, run_all, tell_of_older
 from kvlab.fast.lab.provenance import versions
@@ -90,4 +90,5 @@ def gpu_or_small(benchmark: str, small: bool) -> str:
 
 def run(main: Callable[..., None], name: str) -> NoReturn:
     """Run a benchmark as a command, whose options are those of ``benchmarks.toml``."""
-    terminal.run(described(main, name, read_data("benchmarks/benchmarks.toml")["options"]))
+    said = read_data("benchmarks/benchmarks.toml")["options"]
+    terminal.run(described(main, said["every"] | said[name]))

@@ -1,16 +1,16 @@
 """The options of the commands: what each is stands in ``options.toml``; here, what it may hold."""
 
-import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, wraps
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-from typer import Argument, Option, Typer
+from typer import Typer
 
+from kvlab.fast.lab.described import described
 from kvlab.fast.lab.engines import INSTALL
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.files import folder_of, read_data
@@ -46,48 +46,13 @@ class Loading:
 USUAL = Loading()
 
 
-def described(
-    command: Callable[..., None], name: str, said: Mapping[str, Any] | None = None
-) -> Callable[..., None]:
-    """Return a command whose options are what is said of them, by default in ``options.toml``.
-
-    A parameter that is a dataclass stands for options that several commands share: its fields.
-    """
-    said = said or read_data("commands/options.toml")
-    known = said["every"] | said.get(name.split(" ")[0], {}) | said.get(name, {})
-    signature = inspect.signature(command, eval_str=True)
-    shared, parameters = dict[str, Any](), []
-    for each in signature.parameters.values():
-        inside = [each]
-        kind: Any = each.annotation
-        if is_dataclass(kind):
-            shared[each.name] = kind
-            inside = inspect.signature(each.annotation, eval_str=True).parameters.values()
-        parameters += [_described(x, known[x.name]) for x in inside]
-
-    @wraps(command)
-    def called(**given: Any) -> None:
-        for each, kind in shared.items():
-            given[each] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(**given)
-
-    setattr(called, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
-    return called
-
-
-def _described(option: inspect.Parameter, said: Any) -> inspect.Parameter:
-    how = said if isinstance(said, dict) else {"help": said}
-    text = how["help"].format(**{name: ", ".join(each) for name, each in LISTS.items()})
-    limits = {limit: how[limit] for limit in ("min", "max", "exists") if limit in how}
-    make = Argument if how.get("argument") else Option
-    made = make(*how.get("names", ()), help=text, **limits)
-    return option.replace(annotation=Annotated[option.annotation, made])
-
-
 def add_commands(app: Typer, group: str = "", **commands: Callable[..., None]) -> None:
     """Add commands, by their names, to the command line or one of its groups."""
+    said = read_data("commands/options.toml")
     for name, command in commands.items():
-        app.command(name)(described(command, f"{group} {name}".strip()))
+        whole = f"{group} {name}".strip()
+        known = said["every"] | said.get(group, {}) | said.get(whole, {})
+        app.command(name)(described(command, known, LISTS))
 
 
 def words(text: str) -> tuple[str, ...]:
