@@ -10,7 +10,7 @@ from kvlab.fast.lab.commands.compare import compare
 from kvlab.fast.lab.commands.eval import evaluate
 from kvlab.fast.lab.commands.generate import generate, trace
 from kvlab.fast.lab.commands.methods import methods, recurrence
-from kvlab.fast.lab.commands.options import described
+from kvlab.fast.lab.commands.options import add_commands
 from kvlab.fast.lab.commands.plan import plan
 from kvlab.fast.lab.commands.prove import prove
 from kvlab.fast.lab.commands.simulate import simulate
@@ -30,13 +30,9 @@ class _Commands(Stoppable, TyperGroup):
 app = typer.Typer(
     cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-for command in (compare, methods, recurrence, generate, trace, view, simulate, plan, prove):
-    app.command()(described(command))
-for command in (sweep, report):
-    app.command()(command)
-for command in (perplexity, needle):
-    app.command()(described(command))
-app.command(name="eval")(described(evaluate))
+add_commands(app, compare=compare, methods=methods, recurrence=recurrence, generate=generate)
+add_commands(app, trace=trace, view=view, simulate=simulate, plan=plan, prove=prove, sweep=sweep)
+add_commands(app, report=report, perplexity=perplexity, needle=needle, eval=evaluate)
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(models.app, name="models")
 app.add_typer(engines.app, name="engines")

@@ -1,11 +1,20 @@
-"""Writing files: completely or not at all, and with errors that name the file."""
+"""Data beside the code; writing files completely or not at all, with errors that name a file."""
 
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from uuid import uuid4
+
+
+@cache
+def read_data(name: str) -> dict[str, Any]:
+    """Return a TOML file of the lab."""
+    return tomllib.loads(files("kvlab.fast.lab").joinpath(name).read_text(encoding="utf-8"))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,23 +10,12 @@ from typing import Any
 import jinja2
 from tabulate import DataRow, Line, TableFormat
 
-from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.files import read_data, write_text
 from kvlab.fast.lab.reports import Block, Drawing, Heading, told
 from kvlab.fast.lab.tables import Bold, Cell, Table, text_of, visible
 
-LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "≈": r"$\approx$",
-    "†": r"$\dagger$",
-    "−": "$-$",
-    "∅": r"$\emptyset$",
-    **{letter: f"${letter}$" for letter in "<>|"},
-}
-"""How LaTeX writes what stands for something else in it, or is in no common font."""
-TYPED = {"'": r"\textquotesingle{}", "`": r"\textasciigrave{}", "<": "<", ">": ">", "|": "|"}
-"""What it writes otherwise in code, so that a reader can copy it."""
+LETTERS, TYPED = (str.maketrans(each) for each in read_data("latex.toml").values())
+"""How LaTeX writes text; and what it writes otherwise in code, so that a reader can copy it."""
 POINTS, GAP = 4.3, 6
 """Width of a letter of footnotesize, and between columns, in points."""
 COLUMN = 235
@@ -43,7 +32,7 @@ BOOKTABS = TableFormat(TOP, MIDDLE, None, BOTTOM, ROW, ROW, padding=0, with_head
 
 def escape_latex(text: str) -> str:
     """Write text so that LaTeX shows it as it is."""
-    return visible(text).translate(str.maketrans(LATEX))
+    return visible(text).translate(LETTERS)
 
 
 def breakable(text: str) -> str:
@@ -57,7 +46,7 @@ def _with_breaks(written: str) -> str:
 
 def typed(line: str) -> str:
     """Write a line of code; one that is too long goes on, indented, in the next line."""
-    written = _with_breaks(visible(line).translate(str.maketrans(LATEX | TYPED)))
+    written = _with_breaks(visible(line).translate(LETTERS | TYPED))
     return written.replace("--", "-{}-").replace("  ", r"\ \ ")
 
 

@@ -89,15 +89,8 @@ def plan_methods(
     as it is there. The budget is entries, or percent of prompt and length together.
     """
     entries = budget_entries(budget, serving.prompt + serving.length)
-    full = Plan(
-        serving.shape,
-        serving.hardware,
-        methods.get("full"),
-        serving.prompt,
-        serving.length,
-        block_size=serving.block_size,
-        runtime=serving.runtime,
-    )
+    sizes = serving.prompt, serving.length, 1, serving.block_size
+    full = Plan(serving.shape, serving.hardware, methods.get("full"), *sizes, serving.runtime)
 
     def measure(spec: str, budget: int | None) -> PlannedRow:
         plan = replace(full, policy=methods.get(spec, budget))

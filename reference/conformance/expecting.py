@@ -58,11 +58,9 @@ def numbers(
     ``where`` and ``slack`` are those of `Expected`.
     """
     counted = np.isfinite(value) if where is None else where & np.isfinite(value)
-    tolerance = {}
+    tolerance, roundings = {}, max(SUMS, np.sqrt(value.shape[-1])) + PRODUCTS * logit_size
     for precision in PRECISIONS:
-        relative = (max(SUMS, np.sqrt(value.shape[-1])) + PRODUCTS * logit_size) * ROUNDING[
-            "float32"
-        ]
+        relative = roundings * ROUNDING["float32"]
         if precision != "float32":
             relative += STORED * ROUNDING[precision]
         absolute = SMALLEST[precision] * largest(value[counted])

@@ -84,17 +84,10 @@ def answers(name: str, judge: Judge | None = None) -> Callable[[Compute], Comput
         return found
 
     def add(compute: Compute) -> Compute:
-        OPERATIONS[name] = Operation(
-            name,
-            told["summary"],
-            told["source"],
-            described_fields("inputs"),
-            described_fields("outputs"),
-            {parameter: meanings[parameter] for parameter in told.get("parameters", ())},
-            told.get("of_method", False),
-            compute,
-            judge,
-        )
+        parameters = {each: meanings[each] for each in told.get("parameters", ())}
+        fields = *map(described_fields, ("inputs", "outputs")), parameters
+        said = [name, told["summary"], told["source"], *fields, told.get("of_method", False)]
+        OPERATIONS[name] = Operation(*said, compute=compute, judge=judge)
         return compute
 
     return add

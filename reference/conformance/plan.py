@@ -19,10 +19,7 @@ TABLES = read_data("conformance/drawn.toml") | read_data("conformance/cases.toml
 DIGITS = digits + ascii_lowercase
 """In a row, the number of each dimension's value."""
 
-GROUPS = {
-    **{"small": "pairs", "kernel": "large_pairs", "long": "long_pairs", "plain": "plain"},
-    **{"options": "option_pairs", "kernel_options": "large_option_pairs", "caches": "cache_pairs"},
-}
+GROUPS: Mapping[str, str] = TABLES["groups"]
 """Tables of the plan, and the group of their cases."""
 
 SIZES = ("kernel", "long")

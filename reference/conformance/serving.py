@@ -122,11 +122,9 @@ def _rounded(x: Array) -> Array:
 def _scales(x: Any) -> dict[str, Array]:
     """Return powers of two, because 16-bit formats hold the product with them exactly."""
     steps = np.arange(x.G) % 3 * (x.coded == "heads")
-    return (
-        {}
-        if x.coded == "none"
-        else {"key_scales": 2.0 ** (-4 - steps), "value_scales": 2.0 ** (steps - 1)}
-    )
+    if x.coded == "none":
+        return {}
+    return {"key_scales": 2.0 ** (-4 - steps), "value_scales": 2.0 ** (steps - 1)}
 
 
 def requests_drawn(source: Source, x: Any) -> dict[str, Array]:

@@ -39,10 +39,8 @@ class Occupancy:
     """Mean bits per element of the entries after each token, scales and zero points included."""
     quantised: Real[Array, " t"]
     """Entries whose keys or values lost bits after this token."""
-    opened: Real[Array, " t"]
-    """Slots that were allocated while each token attended, as `kvlab.reference.slots` says."""
     slots: Real[Array, " t"]
-    """Slots that are allocated after each token."""
+    """Slots that are allocated after each token, as `kvlab.reference.slots` says."""
     stored: Real[Array, " t"]
     """Bits that all vectors have allocated after each token, per channel of a head."""
     numbered: Real[Array, " t"]
@@ -245,7 +243,7 @@ def _of_layer(
         clock = Clock(last, length, prompt)
         count += clock.block
         found.attended[first:last] = count
-        found.opened[first:last] = slots = grown(slots, count)
+        slots = grown(slots, count)
         if tables is not None:
             tables.arrive(clock.block)
         if policy.schedule.due(clock):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.files import read_data
 from kvlab.reference.transformer import ModelConfig, read_json
 
 WIDE = 2
@@ -74,17 +75,9 @@ class Shape:
         return WIDE * 2 * self.layers * self.kv_heads * self.head_dim
 
 
-SHAPES: Mapping[str, Shape] = {
-    shape.name: shape
-    for shape in (
-        Shape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
-        Shape("llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000),
-        Shape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True),
-        Shape("qwq-32b", 64, 5120, 40, 8, 128, 27648, 152064, qkv_bias=True),
-        Shape("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, tied=True, qk_norm=True),
-        Shape("llama-3.1-70b", 80, 8192, 64, 8, 128, 28672, 128256),
-    )
-}
+KNOWN = read_data("simulator/sizes.toml")
+
+SHAPES: Mapping[str, Shape] = {name: Shape(name, **x) for name, x in KNOWN["shapes"].items()}
 """Models of the papers by name; DS-Llama-8B is llama-3.1-8b, DS-Qwen-7B is qwen2.5-7b."""
 
 
@@ -141,23 +134,10 @@ class Hardware:
     source: str
 
 
-HARDWARE: Mapping[str, Hardware] = {
-    "v100": Hardware("V100 SXM2 32 GB", 32e9, 900e9, 125e12, "NVIDIA V100 data sheet, 2020"),
-    "a100": Hardware("A100 SXM 80 GB", 80e9, 2039e9, 312e12, "NVIDIA A100 80GB data sheet, 2021"),
-    "h100": Hardware("H100 SXM 80 GB", 80e9, 3350e9, 989e12, "NVIDIA H100 data sheet, 2024"),
-    "h200": Hardware("H200 SXM 141 GB", 141e9, 4800e9, 989e12, "NVIDIA H200 data sheet, 2024"),
-    "h20": Hardware(
-        "H20 96 GB", 96e9, 4000e9, 148e12, "as resellers give it; NVIDIA publishes no data sheet"
-    ),
-}
+HARDWARE: Mapping[str, Hardware] = {name: Hardware(**x) for name, x in KNOWN["gpus"].items()}
 """GPUs by the name that `kvlab plan --gpu` takes."""
 
-LAUNCHES: Mapping[str, int] = {
-    **{"full": 1301, "streaming_llm": 1355, "h2o": 1354, "tova": 1349, "keydiff": 1363},
-    **{"caote:h2o": 1362, "caote:tova": 1355, "fast_caote:tova": 1356, "ahakv": 1399, "rkv": 1344},
-    **{"lazy_eviction": 1343, "longflow": 1353, "snapkv": 1376, "nacl": 1376, "random": 1487},
-    **{"kivi": 1531, "ddks": 1480, "desirekv": 1485},
-}
+LAUNCHES: Mapping[str, int] = KNOWN["launches"]
 """Kernels that PyTorch and Triton launch for a token of a Llama of `COUNTED_LAYERS` layers, as
 ``docs/study/count_launches.py`` counts them; ``full`` is transformers' own cache."""
 COUNTED_LAYERS = 32

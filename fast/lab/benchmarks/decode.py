@@ -21,12 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
-from kvlab.fast.lab import terminal
 from kvlab.fast.lab.benchmarks.contenders import (
     Contender,
     KvpressWorker,
@@ -35,29 +33,21 @@ from kvlab.fast.lab.benchmarks.contenders import (
     kvpress,
     stock,
 )
-from kvlab.fast.lab.benchmarks.results import Measure, Out, run_benchmark
-from kvlab.fast.lab.benchmarks.workload import ENTRIES, Outcome, Run, fetched, tiny_llama
+from kvlab.fast.lab.benchmarks.results import Measure, run, run_benchmark
+from kvlab.fast.lab.benchmarks.workload import DATA, ENTRIES, Outcome, Run, fetched, tiny_llama
 from kvlab.fast.lab.loop import Step
 from kvlab.fast.models import model_location
 
 LAGGED = "lazy_eviction@window=32"
-PER_STEP = (
-    *("streaming_llm", "h2o", "tova", "raas@pin_prompt=false"),
-    *("caote:h2o", "caote:tova", "fast_caote:h2o", "ahakv"),
-)
-OTHERS = (
-    *("snapkv@window=32,schedule=every_block", "rkv", "nacl"),
-    *("rpc@interval=128", "kivi", "ddks@interval=128", "desirekv@interval=128"),
-)
-"""Methods that act only at some tokens; of 512 tokens, at several."""
+PER_STEP, OTHERS = (tuple(DATA["decode"][name]) for name in ("per_step", "others"))
+"""Methods that act at every token; and only at some tokens: of 512, at several."""
 IN_BLOCKS = ("h2o", "tova")
 BLOCK = 256
-LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
+LAGGED_PRESSES = tuple(map(tuple, DATA["decode"]["lagged_presses"]))
 """Presses at LazyEviction's interval. LazyEviction keeps a record of attention between its events;
 no press does: SnapKV and TOVA compute the attention of their last 16 queries or last query anew,
 and ObservedAttention reads the last query's, for which every step needs eager attention."""
-PRESSES = "streaming_llm", "observed_attention", "tova", "critical_tova"
-PER_STEP_PRESSES = tuple((press, 1) for press in PRESSES)
+PER_STEP_PRESSES = tuple((press, 1) for press in DATA["decode"]["presses"])
 """The presses nearest to StreamingLLM, H2O (attention observed in eager mode), TOVA and CAOTE (a
 score weighted by the effect of the values on the output). No press is near to RaaS or AhaKV."""
 
@@ -167,29 +157,18 @@ def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
 
 
 def main(
-    out: Out = None,
-    kvpress: Annotated[
-        Path | None, typer.Option(exists=True, help="Python of an environment with kvpress 0.5.")
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds at constant size.")] = 15,
-    whole_repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of the whole.")] = 3,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the whole generation.")] = 4096,
-    stretch: Annotated[
-        int, typer.Option(min=2, max=2 * ENTRIES - 2, help="Tokens at constant size.")
-    ] = 128,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch.")] = 1,
-    device: Annotated[str, typer.Option(help="As PyTorch names it.")] = "cpu",
-    model: Annotated[
-        str | None, typer.Option(help="Short name or directory of a language model, on the CPU.")
-    ] = None,
-    prompt: Annotated[int, typer.Option(min=8, help="With --model: tokens to read.")] = 2048,
-    only: Annotated[
-        str | None,
-        typer.Option(help="Contenders by name, with commas; the first full cache takes part, too."),
-    ] = None,
-    cpu_time: Annotated[
-        bool, typer.Option(help="Count CPU time, on a machine that others use.")
-    ] = False,
+    out: Path | None = None,
+    kvpress: Path | None = None,
+    repeats: int = 15,
+    whole_repeats: int = 3,
+    tokens: int = 4096,
+    stretch: int = 128,
+    threads: int = 1,
+    device: str = "cpu",
+    model: str | None = None,
+    prompt: int = 2048,
+    only: str | None = None,
+    cpu_time: bool = False,
 ) -> None:
     """Measure decoding speed."""
     torch.set_num_threads(threads)
@@ -224,4 +203,4 @@ def main(
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    run(main, "decode")

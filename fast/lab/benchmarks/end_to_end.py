@@ -19,32 +19,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from kvlab.fast import compress
-from kvlab.fast.lab import terminal
-from kvlab.fast.lab.benchmarks.results import Measure, Out, gpu_or_small, run_benchmark
-from kvlab.fast.lab.benchmarks.workload import held_by, random_llama, tiny_llama
+from kvlab.fast.lab.benchmarks.results import Measure, gpu_or_small, run, run_benchmark
+from kvlab.fast.lab.benchmarks.workload import DATA, held_by, random_llama, tiny_llama
 from kvlab.fast.lab.loop import Step
 from kvlab.reference.methods import takes_budget
 
 STOCK = "stock"
-EACH_TOKEN = (
-    *("streaming_llm", "random", "h2o", "tova"),
-    *("caote:h2o", "caote:tova", "fast_caote:h2o"),
-)
-"""Methods that evict at every token, whose tokens can be captured."""
-OTHERS = (
-    *("full", "lazy_eviction", "raas@pin_prompt=false", "ahakv", "snapkv", "rkv", "nacl"),
-    *("kivi", "ddks", "desirekv"),
-)
-PRESSES = "kvpress:SnapKVPress", "kvpress:TOVAPress", "kvpress:KeyDiffPress"
-"""Measured where kvpress is installed; its presses evict once, after the prompt."""
+EACH_TOKEN, OTHERS, PRESSES = map(DATA["end_to_end"].get, ("each_token", "others", "presses"))
+"""Methods that evict at every token, whose tokens can be captured; other methods; and presses,
+measured where kvpress is installed, which evict once, after the prompt."""
 WARM_UP, TIMED, ROUNDS = 10, 12, 3
 """Tokens before any is timed, tokens of a round, and rounds, of which the median counts."""
 SHARE = 4
@@ -55,20 +46,6 @@ MOST = 64
 """Most texts at once."""
 
 Token = Callable[[Tensor], Tensor]
-
-
-def _llama_8b(device: str) -> Any:
-    return random_llama(
-        device,
-        torch.bfloat16,
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-    )
 
 
 def _next(model: Any, cache: Any, tokens: Tensor) -> Tensor:
@@ -207,16 +184,15 @@ def texts_in(cap: int, bytes_of_one: int, most: int) -> int:
 
 
 def main(
-    lengths: Annotated[str, typer.Option(help="Tokens of prompts.")] = "4096,16384,32768",
-    cap: Annotated[int, typer.Option(help="Bytes that caches may hold in `equal_memory`.")] = CAP,
-    small: Annotated[bool, typer.Option("--small", help="A tiny model, on any device.")] = False,
-    out: Out = None,
+    lengths: str = "4096,16384,32768", cap: int = CAP, small: bool = False, out: Path | None = None
 ) -> None:
     """Measure how fast a model of 8B shape decodes."""
     device = gpu_or_small("end_to_end", small)
     prompts = [64] if small else [int(length) for length in lengths.split(",")]
     most = 2 if small else MOST
-    model = tiny_llama(device) if small else _llama_8b(device)
+    model = (
+        tiny_llama(device) if small else random_llama(device, torch.bfloat16, **DATA["llama"]["8b"])
+    )
     single = list(several(prompts))
     if small:
         single = [(STOCK, 64, True), ("full", 64, False), ("h2o", 64, device == "cuda")]
@@ -243,4 +219,4 @@ def _step(model: Any, method: str, length: int, batch: int, graphed: bool) -> St
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    run(main, "end_to_end")

@@ -9,13 +9,13 @@ values in the end, as each library says itself.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from kvlab.fast.lab import terminal
 from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, engine, kvlab, stock
 from kvlab.fast.lab.benchmarks.decode import Part, measured, real
-from kvlab.fast.lab.benchmarks.results import Out, run_benchmark
+from kvlab.fast.lab.benchmarks.results import run, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import fetched
 from kvlab.fast.lab.engines.agreement import SETTINGS
 from kvlab.fast.models import model_location
@@ -40,7 +40,7 @@ def _contenders(setting: Setting, entries: int, methods: tuple[str, ...]) -> Ite
         yield engine("llama.cpp", width, {"type": width.upper()}, True)
 
 
-def main(out: Out = None, lengths: str = "1024,4096,8000", repeats: int = 3) -> None:
+def main(out: Path | None = None, lengths: str = "1024,4096,8000", repeats: int = 3) -> None:
     """Let all write 64 tokens after prompts of these lengths, in so many rounds."""
     torch.set_num_threads(1)
     model = fetched(str(model_location("smollm2")))
@@ -62,4 +62,4 @@ def main(out: Out = None, lengths: str = "1024,4096,8000", repeats: int = 3) -> 
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    run(main, "engines")

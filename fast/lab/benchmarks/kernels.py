@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
@@ -33,8 +33,7 @@ from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
-from kvlab.fast.lab import terminal
-from kvlab.fast.lab.benchmarks.results import Measure, Out, gpu_or_small, run_benchmark
+from kvlab.fast.lab.benchmarks.results import Measure, gpu_or_small, run, run_benchmark
 from kvlab.fast.lab.loop import Step
 
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
@@ -272,11 +271,11 @@ def add_gains(results: list[dict[str, Any]]) -> None:
 
 
 def main(
-    batch: Annotated[list[int] | None, typer.Option(help="May be repeated.")] = None,
-    entries: Annotated[list[int] | None, typer.Option(help="May be repeated.")] = None,
-    repeats: Annotated[int, typer.Option(help="Runs of each kernel.")] = 50,
-    small: Annotated[bool, typer.Option("--small", help="One small case, on any device.")] = False,
-    out: Out = None,
+    batch: list[int] | None = None,
+    entries: list[int] | None = None,
+    repeats: int = 50,
+    small: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Time every kernel."""
     device, dtype = gpu_or_small("kernels", small), torch.bfloat16
@@ -314,4 +313,4 @@ def main(
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    run(main, "kernels")

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NoReturn
 
-import typer
-
-from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab import terminal
+from kvlab.fast.lab.described import described
+from kvlab.fast.lab.files import read_data, write_text
 from kvlab.fast.lab.loop import kept, run_all, tell_of_older
 from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.terminal import print_line, reporting
@@ -26,7 +26,6 @@ Result = Mapping[str, Any]
 Parts = Mapping[str, Sequence[Any]]
 Measure = Callable[..., dict[str, Any]]
 """Takes steps, and returns what they measured by their ids; ``kind`` is as in `run_all`."""
-Out = Annotated[Path | None, typer.Option(help="JSON file to write; default: stdout.")]
 
 
 def run_benchmark(
@@ -87,3 +86,9 @@ def gpu_or_small(benchmark: str, small: bool) -> str:
     if small:
         return "cpu"
     raise SystemExit(f"{benchmark}: this benchmark needs a GPU; --small shows that it runs")
+
+
+def run(main: Callable[..., None], name: str) -> NoReturn:
+    """Run a benchmark as a command, whose options are those of ``benchmarks.toml``."""
+    said = read_data("benchmarks/benchmarks.toml")["options"]
+    terminal.run(described(main, said["every"] | said[name]))

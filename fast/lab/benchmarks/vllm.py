@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from kvlab.fast.lab import engines, terminal
-from kvlab.fast.lab.benchmarks.results import Measure, Out, run_benchmark
+from kvlab.fast.lab import engines
+from kvlab.fast.lab.benchmarks.results import Measure, run, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import VOCABULARY, Run, drawn, fetched
 from kvlab.fast.lab.loop import Step
 from kvlab.fast.models import model_location
@@ -114,24 +114,21 @@ def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, An
     )
     of_method: dict[str, float] = dict(zip(METHODS, accepted.values(), strict=True))
     tokens = served.run.batch * served.run.tokens
-    full = {share: seconds_of(found[share, WITHOUT])[0] for share in SHARES}
+
+    def seconds(*row: Any) -> list[list[float]]:
+        """Return seconds of CPU time and by the clock, of every round of a row."""
+        return np.diff([each["times"] for each in found[row]], axis=1)[:, 0].T.tolist()
+
     return [
         {
             "share": share,
             "method": method,
-            **speeds(tokens, *seconds_of(each), full[share]),
+            **speeds(tokens, *seconds(share, method), full=seconds(share, WITHOUT)[0]),
             "accepted": of_method.get(method),
             **{name: each[0][name] for name in KEPT},
         }
         for (share, method), each in found.items()
     ]
-
-
-def seconds_of(rounds: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return seconds of CPU time and by the clock, of every round."""
-    times = [np.subtract(*reversed(each["times"])) for each in rounds]
-    cpu, wall = np.array(times).T.tolist()
-    return cpu, wall
 
 
 def speeds(
@@ -154,7 +151,7 @@ def main(
     prompts: str = "256,1024",
     written: int = 256,
     rounds: int = 2,
-    out: Out = None,
+    out: Path | None = None,
 ) -> None:
     """Measure so many requests of each of these lengths."""
     engines.launch("vllm")
@@ -173,4 +170,4 @@ def main(
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    run(main, "vllm")

@@ -1,8 +1,10 @@
 """The models and texts that every contender is measured on; needs torch and transformers alone."""
 
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,8 @@ from transformers import AutoModelForCausalLM, Cache, GenerationConfig, LlamaCon
 ENTRIES = 256
 """Entries per head that every compressed contender keeps of the small model's text."""
 
-VOCABULARY = 512
+DATA = tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text(encoding="utf-8"))
+VOCABULARY: int = DATA["llama"]["tiny"]["vocab_size"]
 
 
 @dataclass(frozen=True)
@@ -61,17 +64,7 @@ def random_llama(device: str, dtype: torch.dtype, **config: Any) -> Any:
 
 def tiny_llama(device: str = "cpu") -> Any:
     """Return a model of 4 layers, 8 heads of 32 channels."""
-    model = random_llama(
-        "cpu",  # random numbers of devices differ
-        torch.float32,
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=32768,
-    )
+    model = random_llama("cpu", torch.float32, **DATA["llama"]["tiny"])  # devices draw otherwise
     return model.to(device)
 
 

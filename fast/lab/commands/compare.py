@@ -9,6 +9,8 @@ from typing import Any
 
 from kvlab.fast.lab.commands.options import (
     PROCESSORS,
+    USUAL,
+    Loading,
     check_output,
     read_budgets,
     read_methods,
@@ -52,9 +54,7 @@ def compare(
     controls: bool = True,
     problems: int | None = None,
     seed: int = 0,
-    device: str | None = None,
-    dtype: str = "auto",
-    parallel: str | None = None,
+    loading: Loading = USUAL,
     workers: int | None = None,
     json: bool = False,
 ) -> None:
@@ -82,9 +82,7 @@ def compare(
         backend=backend,
         to_first_error=asked.one_answer,
         controls=controls,
-        dtype=dtype,
-        device=device,
-        parallel=parallel,
+        **vars(loading),
     )
     say_notes(sweep.methods)
     if not json:

@@ -3,14 +3,15 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.markup import escape
-from typer import Argument, Exit, Option, Typer
+from typer import Exit, Typer
 
 from kvlab.fast.lab import terminal
-from kvlab.fast.lab.commands.options import PROCESSORS, Json, check_output
+from kvlab.fast.lab.commands.options import PROCESSORS, add_commands, check_output
 from kvlab.fast.lab.files import folder_of, named, write_text
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
@@ -21,7 +22,7 @@ from kvlab.reference.conformance.checker import cases, made_on_the_spot
 from kvlab.reference.conformance.exporting import FORMATS, TEXTS, files_of
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.operation import DESCRIBED
-from kvlab.reference.conformance.program import Program as RunProgram
+from kvlab.reference.conformance.program import Program
 from kvlab.reference.conformance.report import FLAGS, XFAILS, Report, Status
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.method import CommonOptions, Method, Wrapper, field_docstrings
@@ -34,53 +35,55 @@ app = Typer(
 MOST_NAMES = 12
 
 
-File = Annotated[Path | None, Argument(help="Python file that defines IMPLEMENTATIONS.")]
-Part = Annotated[str | None, Option(help="A building block, method or step; default: all.")]
-Groups = Annotated[list[str] | None, Option(help="Groups to run; may be repeated.")]
-Exclude = Annotated[list[str] | None, Option(help="Groups to leave out; may be repeated.")]
-Minimise = Annotated[bool, Option(help="Look for the smallest inputs on which a group fails.")]
-Calls = Annotated[int, Option(min=1, help="Calls of each case.")]
-SIZES = "small: the vectors; kernel, long: drawn cases. May be repeated."
-Sizes = Annotated[list[str] | None, Option(help=SIZES)]
-Xfails = Annotated[Path | None, Option(help=f"Known failures; default: {XFAILS}, if there is one.")]
-MAY_DIFFER = f"Where a right implementation may differ: {', '.join(FLAGS)}."
-Allow = Annotated[list[str] | None, Option(help=MAY_DIFFER)]
-PROGRAM = "Program to run as PROGRAM TARGET INPUT OUTPUT."
-Program = Annotated[str | None, Option("--exec", help=PROGRAM)]
-STAY = "Start it once; it reads TARGET INPUT OUTPUT, a line per case."
-Stay = Annotated[bool, Option("--stay", help=STAY)]
-ARRAYS = "numpy, torch, cupy, jax.numpy; default: the file's ARRAYS."
-Arrays = Annotated[str | None, Option(help=ARRAYS)]
-Device = Annotated[str | None, Option(help="Device, as that library names it.")]
-PRECISION = "float32, float16 or bfloat16, for inputs and tolerance."
-Precision = Annotated[str | None, Option(help=PRECISION)]
-Timeout = Annotated[float, Option(help="Seconds that one case may take.")]
-Seed = Annotated[int, Option(min=0, help="Seed of the numbers in drawn cases.")]
-Jobs = Annotated[int, Option(min=1, help="Processes that answer cases at once.")]
-Target = Annotated[str, Argument(help="A building block, or a step as in h2o.score.")]
-Out = Annotated[Path, Option(help="Directory to write.")]
+@dataclass(frozen=True)
+class Tested:
+    """An implementation: a Python file, or a program."""
+
+    file: Path | None = None
+    program: str | None = None
+    arrays: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    stay: bool = False
+    timeout: float = 60.0
+
+    @property
+    def name(self) -> str:
+        """What was typed."""
+        return str(self.file or self.program)
+
+    def started(self) -> Isolated | Program:
+        """Return the implementation, in a process of its own, which has to be closed."""
+        if self.timeout <= 0:
+            raise ValueError(f"timeout = {self.timeout} must be above 0 seconds")
+        if self.stay and self.program is None:
+            raise ValueError("--stay is for --exec: a Python file stays anyway")
+        if self.program is None and self.file is not None:
+            where = self.arrays, self.device, self.precision or ""
+            return Isolated(self.file, *where, self.timeout)
+        if self.program is None or self.file is not None:
+            raise ValueError("either a Python file or --exec PROGRAM must be given")
+        if self.arrays is not None or self.device is not None:
+            raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
+        return Program(self.program, self.precision or "float32", self.timeout, self.stay)
 
 
-@app.command()
+NOTHING = Tested()
+
+
 def run(
-    file: File = None,
-    target: Part = None,
-    group: Groups = None,
-    exclude: Exclude = None,
-    minimise: Minimise = True,
-    calls: Calls = 1,
-    sizes: Sizes = None,
-    xfails: Xfails = None,
-    allow: Allow = None,
-    program: Program = None,
-    arrays: Arrays = None,
-    device: Device = None,
-    precision: Precision = None,
-    stay: Stay = False,
-    timeout: Timeout = 60.0,
-    seed: Seed = 0,
-    jobs: Jobs = 1,
-    json: Json = False,
+    target: str | None = None,
+    group: list[str] | None = None,
+    exclude: list[str] | None = None,
+    minimise: bool = True,
+    calls: int = 1,
+    sizes: list[str] | None = None,
+    xfails: Path | None = None,
+    allow: list[str] | None = None,
+    implementation: Tested = NOTHING,
+    seed: int = 0,
+    jobs: int = 1,
+    json: bool = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     listed = xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
@@ -91,7 +94,7 @@ def run(
         reader.submit(cases, target)  # read while the file is loaded
         if jobs > 1:
             opened.enter_context(threads_of_processes(max(1, PROCESSORS // jobs)))
-        tested = _implementation(file, program, arrays, device, precision, stay, timeout)
+        tested = implementation.started()
         workers = [tested, *(tested.another() for _ in range(jobs - 1))]
         for each in workers:
             opened.enter_context(closing(each))
@@ -108,51 +111,20 @@ def run(
             progress=opened.enter_context(reporting(transient=True)),
         )
     found = report.judged(found, known, allow or ())
-    _finish(found, json, of=str(file or program), specification=vectors.SPECIFICATION)
+    _finish(found, json, of=implementation.name, specification=vectors.SPECIFICATION)
 
 
-@app.command()
 def fuzz(
-    target: Target,
-    file: File = None,
-    count: Annotated[int, Option("--cases", min=1, help="Cases to draw.")] = 100,
-    program: Program = None,
-    arrays: Arrays = None,
-    device: Device = None,
-    precision: Precision = None,
-    stay: Stay = False,
-    timeout: Timeout = 60.0,
-    seed: Seed = 0,
-    json: Json = False,
+    target: str,
+    count: int = 100,
+    implementation: Tested = NOTHING,
+    seed: int = 0,
+    json: bool = False,
 ) -> None:
     """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
-    tested = _implementation(file, program, arrays, device, precision, stay, timeout)
-    with closing(tested) as under_test, working("asking drawn cases"):
+    with closing(implementation.started()) as under_test, working("asking drawn cases"):
         found = checker.fuzz(target, under_test, seed, count)
-    _finish(found, json, of=str(file or program))
-
-
-def _implementation(
-    file: Path | None,
-    program: str | None,
-    arrays: str | None,
-    device: str | None,
-    precision: str | None,
-    stay: bool,
-    timeout: float,
-) -> Isolated | RunProgram:
-    """Return the implementation, in a process of its own, which has to be closed."""
-    if timeout <= 0:
-        raise ValueError(f"timeout = {timeout} must be above 0 seconds")
-    if stay and program is None:
-        raise ValueError("--stay is for --exec: a Python file stays anyway")
-    if program is None and file is not None:
-        return Isolated(file, arrays, device, precision or "", timeout)
-    if program is None or file is not None:
-        raise ValueError("either a Python file or --exec PROGRAM must be given")
-    if arrays is not None or device is not None:
-        raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
-    return RunProgram(program, precision or "float32", timeout, stay)
+    _finish(found, json, of=implementation.name)
 
 
 def _finish(found: Report, as_json: bool, **about: str) -> None:
@@ -189,8 +161,7 @@ def _show(found: Report) -> None:
         )
 
 
-@app.command("list")
-def list_targets(json: Json = False) -> None:
+def list_targets(json: bool = False) -> None:
     """List what can be tested, and in which groups."""
     rows: dict[str, set[str]] = {}
     for case in cases():
@@ -207,8 +178,7 @@ def list_targets(json: Json = False) -> None:
     print_table(Table(("group", "stresses", "finds, among others", "thread"), told, words=4))
 
 
-@app.command("show")
-def show_target(target: Target, json: Json = False) -> None:
+def show_target(target: str, json: bool = False) -> None:
     """Show what a target is given and has to return."""
     operation = operation_of(target)
     own = [case for case in cases(target) if case.target == target]
@@ -261,13 +231,7 @@ def _meanings(method: Method) -> dict[str, str]:
     return {**_meanings(method.base), **own} if isinstance(method, Wrapper) else own
 
 
-@app.command()
-def generate(
-    out: Out,
-    method: Annotated[
-        str | None, Option(help="Make the cases of this method, published or not.")
-    ] = None,
-) -> None:
+def generate(out: Path, method: str | None = None) -> None:
     """Draw all vectors anew, or make those of a method of its examples, and write them."""
     if method is not None:
         methods.lookup(method)
@@ -278,18 +242,7 @@ def generate(
     print_line(f"{len(made)} cases in {out}")
 
 
-@app.command()
-def export(
-    out: Out,
-    target: Annotated[
-        str | None,
-        Argument(
-            help="A building block, or a step as in h2o.score; none: all vectors, as a package for "
-            "pip."
-        ),
-    ] = None,
-    format: Annotated[str, Option(help=f"Of a target: {', '.join(FORMATS)}.")] = "gpu-mode",
-) -> None:
+def export(out: Path, target: str | None = None, format: str = "gpu-mode") -> None:
     """Write a target for a harness of others, or all vectors as a package that needs no kvlab."""
     check_choice(FORMATS, format=format)
     package = out / "kvlab_vectors"
@@ -313,7 +266,6 @@ def export(
     print_line(f"{out}: python -m pip install {out}")
 
 
-@app.command()
 def verify() -> None:
     """Let today's reference answer the published cases anew; exit code 1 if a file would differ."""
     with working("computing the answers"):
@@ -323,3 +275,7 @@ def verify() -> None:
     if different:
         raise Exit(1)
     print_line(f"{len(same)} files are the same")
+
+
+add_commands(app, "conformance", run=run, fuzz=fuzz, list=list_targets, show=show_target)
+add_commands(app, "conformance", generate=generate, export=export, verify=verify)

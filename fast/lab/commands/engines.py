@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from typer import Argument, Exit, Option, Typer
+from typer import Exit, Typer
 
 from kvlab.fast.lab import engines
-from kvlab.fast.lab.commands.options import Json
+from kvlab.fast.lab.commands.options import add_commands
 from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
@@ -19,8 +19,7 @@ from kvlab.reference.tasks import english
 app = Typer(no_args_is_help=True, help="Check what deployed engines keep.")
 
 
-@app.command()
-def install(engine: Annotated[str, Argument(help=f"{', '.join(engines.INSTALL)}.")]) -> None:
+def install(engine: str) -> None:
     """Install an engine into a folder of its own, and fetch SmolLM2 as the engine reads it."""
     check_choice(engines.INSTALL, engine=engine)
     engines.install(engine)
@@ -34,28 +33,15 @@ def install(engine: Annotated[str, Argument(help=f"{', '.join(engines.INSTALL)}.
     print_line(f"{engine}: {engines.folder(engine)}")
 
 
-@app.command()
 def check(
-    engine: Annotated[
-        str, Argument(help="openvino, llama.cpp, vllm, or the command of a worker of your own.")
-    ],
-    prompts: Annotated[int, Option(help="Passages of the novel, of 224 tokens each.")] = 20,
-    tokens: Annotated[int, Option(help="Tokens that the engine writes after each.")] = 64,
-    settings: Annotated[
-        str | None,
-        Option(help="Settings to check, as in 'SUM, window 8;SUM, window off'; default: all."),
-    ] = None,
-    method: Annotated[
-        str | None,
-        Option(help="Specification to compare with, in place of the setting's own."),
-    ] = None,
-    budget: Annotated[
-        int | None, Option(help="Its budget in entries, in place of the setting's own.")
-    ] = None,
-    plugin: Annotated[
-        bool, Option("--plugin", help="vLLM evicts by kvlab's methods, 128 entries kept.")
-    ] = False,
-    json: Json = False,
+    engine: str,
+    prompts: int = 20,
+    tokens: int = 64,
+    settings: str | None = None,
+    method: str | None = None,
+    budget: int | None = None,
+    plugin: bool = False,
+    json: bool = False,
 ) -> None:
     """Let SmolLM2 write under an engine's settings; compare with kvlab's specifications."""
     check_at_least(1, prompts=prompts, tokens=tokens, budget=budget)
@@ -87,7 +73,7 @@ def check(
         try:
             figures = agreement.check(engine, setting, spec, passages, tokens, load)
         except ChildProcessError as error:
-            if setting.differs is not None:
+            if setting.seen:
                 raise
             return {**row, "verdict": f"not run: {str(error).splitlines()[-1]}"}
         return {**row, **figures, "verdict": setting.verdict(figures)}
@@ -106,3 +92,6 @@ def check(
         print_table(shown.table(whole, f"{setup} and kvlab"))
     if any(row["verdict"].startswith("WRONG") for row in rows):
         raise Exit(1)
+
+
+add_commands(app, "engines", install=install, check=check)

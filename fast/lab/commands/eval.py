@@ -5,7 +5,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from kvlab.fast.lab.commands.options import read_budgets, read_methods, words
+from kvlab.fast.lab.commands.options import USUAL, Loading, read_budgets, read_methods, words
 from kvlab.fast.lab.loop import kept
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import RowPrinter, finish, print_aside, results_only
@@ -25,9 +25,7 @@ def evaluate(
     block_size: int | None = None,
     feed: str = "steps",
     model: str | None = None,
-    device: str | None = None,
-    dtype: str = "auto",
-    parallel: str | None = None,
+    loading: Loading = USUAL,
     json: bool = False,
 ) -> None:
     """Evaluate on tasks of lm-evaluation-harness, which the extra eval installs.
@@ -48,9 +46,7 @@ def evaluate(
         "fewshot": fewshot,
         "chat": chat,
         "include_path": include_path,
-        "device": device,
-        "dtype": dtype,
-        "parallel": parallel,
+        **vars(loading),
     }
     settings = asked | how | {"methods": specs, "include_path": include_path and str(include_path)}
 

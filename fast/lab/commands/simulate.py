@@ -2,16 +2,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Any
 
 from kvlab.fast.lab import simulation
 from kvlab.fast.lab.commands.options import PROCESSORS, read_budgets, read_methods
 from kvlab.fast.lab.loop import kept
 from kvlab.fast.lab.tables import layout
 from kvlab.fast.lab.terminal import finish, print_table, reporting
-from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.trace import load_trace
 
 
@@ -19,13 +16,7 @@ def simulate(
     trace: Path,
     methods: str = "streaming_llm tova h2o caote:h2o lazy_eviction@window=16,threshold=0.01",
     gap: int = 16,
-    exact: Annotated[
-        bool | None,
-        Option(
-            "--exact/--bound",
-            help=f"Find the best keep sets, or bound them; default: exact up to {EXACT} tokens.",
-        ),
-    ] = None,
+    exact: bool | None = None,
     budgets: list[str] | None = None,
     block_size: int | None = None,
     threshold: float = 0.01,

@@ -1,11 +1,11 @@
 """``kvlab sweep`` and ``kvlab report``: many comparisons that survive being killed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from typer import Argument, Exit, Option
+from typer import Exit
 
-from kvlab.fast.lab.commands.options import Json, check_output, read_methods, say, say_notes
+from kvlab.fast.lab.commands.options import check_output, read_methods, say, say_notes
 from kvlab.fast.lab.tables import Table, counted
 from kvlab.fast.lab.terminal import (
     errors,
@@ -23,32 +23,13 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    configuration: Annotated[Path, Argument(help="TOML file; docs/evaluate.md lists its keys.")],
-    out: Annotated[
-        Path | None,
-        Option(help="Directory of plan, results and report; default: kvlab-sweep/NAME."),
-    ] = None,
-    methods: Annotated[
-        str | None,
-        Option(
-            help="Run these methods of the file only, separated by ';' or blanks; default: all."
-        ),
-    ] = None,
-    engine: Annotated[
-        str, Option(help="local: this machine; ray: the cluster at RAY_ADDRESS, or one here.")
-    ] = "local",
-    workers: Annotated[
-        int | None,
-        Option(
-            help="Processes; default: local works in this one, or in one for each device that the "
-            "file names; ray takes as many as fit."
-        ),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        Option(help="With ray: GPUs per worker; default: 1 if the cluster has any."),
-    ] = None,
-    json: Json = False,
+    configuration: Path,
+    out: Path | None = None,
+    methods: str | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    gpus: float | None = None,
+    json: bool = False,
 ) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run as running
@@ -107,13 +88,7 @@ def _workers(wanted: "Sweep", engine: str, asked: int | None) -> int | None:
     return workers
 
 
-def report(
-    directory: Annotated[Path, Argument(help="Directory of a sweep.")],
-    out: Annotated[
-        Path | None, Option(help="Directory of the report; default: the sweep's.")
-    ] = None,
-    json: Json = False,
-) -> None:
+def report(directory: Path, out: Path | None = None, json: bool = False) -> None:
     """Report on a sweep: tables, curves, intervals, paired tests, and how to run it again."""
     from kvlab.fast.lab.sweep import report as reporting
     from kvlab.fast.lab.sweep.run import read_stored

@@ -1,12 +1,14 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.commands.compare import print_gains, run_shown
 from kvlab.fast.lab.commands.options import (
+    USUAL,
+    Loading,
     check_output,
     load_tokenizer,
     read_budgets,
@@ -31,6 +33,65 @@ DEFINED = "reasoning"
 """The task whose definitions are needles."""
 
 
+@dataclass(frozen=True)
+class Texts:
+    """What is read, under what, and what is tested."""
+
+    text: Path | None = None
+    batch_size: int | None = None
+    pairs: str = ""
+    budgets: list[str] | None = None
+    controls: bool = True
+    model: str | None = None
+
+    def own_task(self, **only: object) -> str | None:
+        """Return the task of an embedded model that reads no text; refuse what is of texts only."""
+        model_location(self.model or "reasoner")  # before libraries are loaded for it
+        task = None if self.text else EMBEDDED.get(self.model or "reasoner")
+        for name, value in only.items():
+            if task and value:
+                raise ValueError(f"--{name} needs a --text, or a --model that reads English")
+        return task
+
+    def content(self) -> str:
+        """Return the novel, or what a file holds; refuse one that cannot be read."""
+        if self.text is not None:
+            read_text("text", self.text)
+        return passage(None if self.text is None else str(self.text))
+
+    def sweep(
+        self,
+        tasks: Sequence[dict[str, Any]],
+        methods: Sequence[str],
+        usual: str,
+        batch: int,
+        loading: Loading,
+        **how: Any,
+    ) -> Sweep:
+        """Return the sweep of tasks, at the ``usual`` budget if none is named."""
+        if self.text is not None:
+            self.content()
+            tasks = [task | {"text": str(self.text)} for task in tasks]
+        batch = batch if self.batch_size is None else self.batch_size
+        check_at_least(1, batch_size=batch)
+        pairs: Any = tuple(tuple(each.split()) for each in self.pairs.split(";") if each.strip())
+        check_pairs(pairs, methods)
+        return Sweep(
+            models=(self.model or "reasoner",),
+            tasks=tuple(tasks),
+            methods=tuple(methods),
+            budgets=read_budgets(self.budgets, usual),
+            batch=batch,
+            pairs=pairs,
+            controls=self.controls,
+            **vars(loading),
+            **how,
+        )
+
+
+NOVEL = Texts()
+
+
 def perplexity(
     methods: str = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova",
     window: int | None = None,
@@ -38,43 +99,25 @@ def perplexity(
     windows: int | None = None,
     block_size: int | None = None,
     feed: str = "blocks",
-    text: Path | None = None,
-    batch_size: int | None = None,
-    pairs: str = "",
-    budgets: list[str] | None = None,
-    controls: bool = True,
-    model: str | None = None,
-    device: str | None = None,
-    dtype: str = "auto",
-    parallel: str | None = None,
+    texts: Texts = NOVEL,
+    loading: Loading = USUAL,
     json: bool = False,
 ) -> None:
     """Measure the perplexity of a text under methods, against the full cache (CAOTE Table 4).
 
     A budget in percent is that share of a window.
     """
-    own = _own_task(model, text, window=window, prompt=prompt)
+    own = texts.own_task(window=window, prompt=prompt)
     window, prompt = 4096 if window is None else window, 1 if prompt is None else prompt
     check_at_least(2, window=window)
     if windows is None:
-        windows = 50 if own else _count_windows(model, text, window)
+        windows = 50 if own else _count_windows(texts, window)
     check_at_least(1, windows=windows)
     task = f"likelihood@of={own}" if own else f"perplexity@window={window},prompt={prompt}"
-    specs = (FULL, *(spec for spec in read_methods(methods) if spec != FULL))
-    sweep = Sweep(
-        models=(model or "reasoner",),
-        tasks=_of_text([{"task": task, "feed": feed}], text),
-        methods=specs,
-        budgets=read_budgets(budgets, "50%"),
-        problems=windows,
-        batch=_batch(batch_size, own),
-        block_size=block_size,
-        pairs=_pairs(pairs, specs),
-        controls=controls,
-        dtype=dtype,
-        device=device,
-        parallel=parallel,
-    )
+    tasks = [{"task": task, "feed": feed}]
+    specs = [FULL, *(spec for spec in read_methods(methods) if spec != FULL)]
+    how = {"problems": windows, "block_size": block_size}
+    sweep = texts.sweep(tasks, specs, "50%", 32 if own else 1, loading, **how)
     (found,), settings, legend = _run(sweep, "perplexity", json)
     if not json:
         size = "1 token" if feed == "steps" else f"{settings['block_size']} tokens"
@@ -92,22 +135,15 @@ def needle(
     chat: bool = False,
     block_size: int = 128,
     heat_map: Path = Path("kvlab-report/needle.svg"),
-    text: Path | None = None,
-    batch_size: int | None = None,
-    pairs: str = "",
-    budgets: list[str] | None = None,
-    controls: bool = True,
-    model: str | None = None,
-    device: str | None = None,
-    dtype: str = "auto",
-    parallel: str | None = None,
+    texts: Texts = NOVEL,
+    loading: Loading = USUAL,
     json: bool = False,
 ) -> None:
     """Search needles over depth and length, and draw what was found (CAOTE Fig. 2, Table 5).
 
     A budget in percent is that share of a prompt and its answer.
     """
-    own = _own_task(model, text, lengths=lengths, chat=chat)
+    own = texts.own_task(lengths=lengths, chat=chat)
     check_at_least(1, trials=trials, depths=depths)
     check_output("heat_map", heat_map)
     given = words(lengths or "512,1024,2048,4096")
@@ -115,23 +151,10 @@ def needle(
     if own == DEFINED:
         tasks = [{"task": f"definition@variables={n}"} for n in reasoning.HELD_OUT_VARIABLES]
     elif own is not None:
-        raise ValueError(f"--model {model} has no needles of its own: it needs a --text")
-    specs = read_methods(methods)
-    sweep = Sweep(
-        models=(model or "reasoner",),
-        tasks=_of_text([each | {"depths": depths} for each in tasks], text),
-        methods=specs,
-        budgets=read_budgets(budgets, "70%"),
-        problems=trials * depths,
-        seeds=(seed,),
-        batch=_batch(batch_size, own),
-        block_size=block_size,
-        pairs=_pairs(pairs, specs),
-        controls=controls,
-        dtype=dtype,
-        device=device,
-        parallel=parallel,
-    )
+        raise ValueError(f"--model {texts.model} has no needles of its own: it needs a --text")
+    tasks = [each | {"depths": depths} for each in tasks]
+    how = {"problems": trials * depths, "seeds": (seed,), "block_size": block_size}
+    sweep = texts.sweep(tasks, read_methods(methods), "70%", 32 if own else 1, loading, **how)
     found, settings, _ = _run(sweep, "length" if own is None else "variables", json)
     rows = joined(pooled(found))
     if not json:
@@ -141,59 +164,18 @@ def needle(
     from kvlab.fast.lab.sweep.curves import heat_map as draw  # which takes its time to load
 
     draw(found, depths).save(heat_map)
-    data = {
-        "settings": settings,
-        "rows": list(map(asdict, rows)),
-        "lengths": [each.plain() for each in found],
-        **tested,
-    }
+    lines, data = [each.plain() for each in found], {"settings": settings}
+    data |= {"rows": list(map(asdict, rows)), "lengths": lines, **tested}
     points = [point for each in found for point in each.points]
     finish(data, points, json, written=f"heat map: {heat_map}")
 
 
-def _own_task(model: str | None, text: Path | None, **only: object) -> str | None:
-    """Return the task of an embedded model that reads no text; refuse options of texts only."""
-    model_location(model or "reasoner")  # before libraries are loaded for it
-    task = None if text else EMBEDDED.get(model or "reasoner")
-    for name, value in only.items():
-        if task and value:
-            raise ValueError(f"--{name} needs a --text, or a --model that reads English")
-    return task
-
-
-def _count_windows(model: str | None, text: Path | None, window: int) -> int:
-    content = _content(text)
-    tokenizer = load_tokenizer(model)
+def _count_windows(texts: Texts, window: int) -> int:
+    content = texts.content()
+    tokenizer = load_tokenizer(texts.model)
     from kvlab.fast.lab.generation import token_ids
 
     return max(1, len(token_ids(tokenizer, content)) // window)
-
-
-def _content(text: Path | None) -> str:
-    """Return the novel, or what a file holds; refuse one that cannot be read."""
-    if text is not None:
-        read_text("text", text)
-    return passage(None if text is None else str(text))
-
-
-def _of_text(tasks: Sequence[dict[str, Any]], text: Path | None) -> tuple[dict[str, Any], ...]:
-    """Let tasks read a text, if there is one; refuse one that cannot be read."""
-    if text is None:
-        return tuple(tasks)
-    _content(text)
-    return tuple(task | {"text": str(text)} for task in tasks)
-
-
-def _batch(size: int | None, own: str | None) -> int:
-    size = (1 if own is None else 32) if size is None else size
-    check_at_least(1, batch_size=size)
-    return size
-
-
-def _pairs(text: str, specs: Sequence[str]) -> Any:
-    pairs = tuple(tuple(each.split()) for each in text.split(";") if each.strip())
-    check_pairs(pairs, specs)
-    return pairs
 
 
 def _run(

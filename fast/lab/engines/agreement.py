@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from kvlab.fast.huggingface import compress
 from kvlab.fast.lab import engines
 from kvlab.fast.lab.engines import plugged, weights_for
+from kvlab.fast.lab.files import read_data
 from kvlab.fast.lab.points import After, tokens_after
 from kvlab.fast.models import cache_directory, loading
 from kvlab.fast.vllm.settings import completed
@@ -29,22 +30,6 @@ TIE = 0.01
 
 WITH_PLUGIN = "vllm --plugin"
 """vLLM with kvlab's own methods inside."""
-
-PLUGGED = (
-    "streaming_llm@protected=first4",
-    "random",
-    "knorm",
-    "value_norm",
-    "tova",
-    "h2o",
-    "snapkv@window=32,schedule=every_block",
-    "caote:h2o",
-    "fast_caote:tova",
-    "rkv@window=8,every=32",
-    "lazy_eviction@threshold=0.01",
-    "ahakv@recent=32",
-)
-"""Methods that run inside vLLM."""
 
 Prompts = Sequence[Sequence[int]]
 """Token ids, a row per prompt."""
@@ -82,9 +67,10 @@ class Setting:
     """What the engine's worker is told."""
     within: float = 0.001
     """Mean difference of log-probabilities up to which they agree."""
-    differs: bool | None = False
-    """Whether the engine must part from the specification; `docs/engines.md` says why. None: we do
-    not know, because it ran on no machine of ours."""
+    differs: bool = False
+    """Whether the engine must part from the specification; `docs/engines.md` says why."""
+    seen: bool = True
+    """Whether we know, because it ran on a machine of ours."""
     model: str = SMOLLM2
     """The model, or the architecture of a tiny one with random weights."""
     prompts: Callable[[Prompts], Prompts] = alike
@@ -104,31 +90,17 @@ class Setting:
         means = [figures.get(name) or 0 for name in ("mean", "reference")]
         same = figures["agreed"] == figures["tokens"] and max(means) <= self.within
         verdict = "agrees" if same else "parts"
-        return verdict if self.differs is None or same != self.differs else f"WRONG: {verdict}"
+        return verdict if not self.seen or same != self.differs else f"WRONG: {verdict}"
 
 
-def _eviction(mode: str, window: int, more: str = "", recent: int = 64, **other: Any) -> Setting:
-    """Return a setting of OpenVINO's eviction; ``more`` is what kvlab's specification adds."""
-    name = f"{mode}, window {window or 'off'}, {more or ''.join(other)}".removesuffix(", ")
-    spec = f"openvino@start=32,recent={recent},aggregation={mode.lower()},window={window},{more}"
-    sizes = {"start": 32, "recent": recent, "max": 32 + 2 * recent, "aggregation": mode}
-    options, differs = sizes | {"window": window} | other, "rotation" in other
-    return Setting(name, spec.removesuffix(","), sizes["max"], options, differs=differs)
+PROMPTS = {"alike": alike, "unequal": unequal, "in_pairs": in_pairs}
+
+ALONE = "one by one"
 
 
-def _shift(size: int) -> Setting:
-    spec = f"streaming_llm@sinks=4,every={size},when_full=true,reposition=true"
-    options = {"context": 256, "keep": 4, "shift": size}
-    return Setting(f"context shift, {size} of 256", spec, 255 - size, options, 0.003)
-
-
-def _vllm(name: str, counter: str = "", prompts: Any = alike, **options: Any) -> Setting:
-    return Setting(name, "full", None, options, prompts=prompts, counter=counter or None)
-
-
-def _fp8(format: str) -> Setting:
-    """Return a cache of 8-bit floats, which vLLM has where the processor has AVX-512 or AMX."""
-    return Setting(f"cache in {format}", "full", None, {"kv_cache_dtype": format}, differs=None)
+def _listed(prompts: str = "alike", **row: Any) -> Setting:
+    """Return a setting of ``settings.toml``."""
+    return Setting(**row, prompts=PROMPTS[prompts])
 
 
 def _plugged(method: str, how: str = "", **other: Any) -> Setting:
@@ -143,69 +115,16 @@ def _plugged(method: str, how: str = "", **other: Any) -> Setting:
     return Setting(name, options=options, **expected | other | how_far)
 
 
-ALONE = "one by one"
-Q8, Q4 = "full@precision=q8_0", "full@precision=q4_0"
-SETTINGS: Mapping[str, tuple[Setting, ...]] = {
-    "openvino": (
-        Setting("no eviction", "full"),
-        *(_eviction(mode, window) for window in (0, 8, 32) for mode in ("SUM", "NORM_SUM")),
-        *(
-            _eviction("NORM_SUM", 8, f"crush=2,anchor={anchor}", 32, crush=(2, anchor.upper()))
-            for anchor in ("zeros", "ones", "mean", "alternating")
-        ),
-        _eviction("SUM", 0, "chunk=100", batched=100),
-        _eviction("NORM_SUM", 8, "chunk=220", batched=220),
-        _eviction("NORM_SUM", 0, rotation=True),
-        Setting("u8", "full", None, {"precision": "u8"}, differs=True),
-    ),
-    "llama.cpp": (
-        Setting("f16", "full", within=0.005),
-        _shift(100),
-        _shift(125),
-        Setting("q8_0, rotation off", Q8, None, {"type": "Q8_0", "rotation": False}, 0.005, True),
-        Setting("q4_0, rotation off", Q4, None, {"type": "Q4_0", "rotation": False}, 0.005, True),
-        Setting("q8_0", Q8, None, {"type": "Q8_0"}, 0.005, True),
-        Setting("q4_0", Q4, None, {"type": "Q4_0"}, 0.005, True),
-    ),
-    "vllm": (
-        _vllm("blocks of 32"),
-        _vllm("blocks of 64", block_size=64),
-        _vllm("blocks of 128", block_size=128),
-        _vllm("prompts in chunks of 50", max_num_batched_tokens=50, max_num_seqs=20),
-        _vllm("unequal prompts", prompts=unequal),
-        _vllm(
-            "shared prefixes",
-            "vllm:prefix_cache_hits",
-            in_pairs,
-            enable_prefix_caching=True,
-            one_by_one=True,
-        ),
-        _vllm("pool of 24 blocks", "vllm:num_preemptions", num_gpu_blocks_override=24),
-        Setting("bfloat16", "full", None, {"dtype": "bfloat16"}, 0.03, tie=0.15),
-        Setting("sliding window and softcap", "full", model="gemma2"),
-        Setting("sliding window and sinks", "full", model="gpt_oss"),
-        _fp8("fp8_e4m3"),
-        _fp8("fp8_e5m2"),
-    ),
-    WITH_PLUGIN: (
-        *map(_plugged, PLUGGED),
-        *(_plugged(method, ALONE) for method in ("tova", "caote:h2o")),
-        _plugged("h2o", "control: budget 160", budget=160),
-        _plugged("h2o", "control: pages of 64", spec="h2o@page=64,kv_heads=model"),
-    ),
-}
+LISTED = read_data("engines/settings.toml")
+SETTINGS: Mapping[str, Sequence[Setting]] = {
+    name: [_listed(**row) for row in LISTED[name]] for name in ("openvino", "llama.cpp", "vllm")
+} | {WITH_PLUGIN: [_plugged(**row) for row in LISTED["plugged"]]}
 """What is checked of each engine."""
-
-TINY = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
-TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 40}
-TINY |= {"max_position_embeddings": 1024}
-"""Sizes of a model with random weights; a window of 40 is shorter than every prompt."""
 
 
 def save_random_model(architecture: str, directory: Path) -> None:
     """Write a tiny model of Transformers' architecture, the same every time."""
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    config = AutoConfig.for_model(architecture, initializer_range=0.2, **TINY, **experts)
+    config = AutoConfig.for_model(architecture, initializer_range=0.2, **LISTED["tiny"])
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, weights in model.named_parameters():

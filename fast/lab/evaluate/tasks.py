@@ -134,16 +134,11 @@ class Reasoning(Task):
 
 
 @dataclass(frozen=True)
-class Jumps(Task):
-    """Jump programs (`kvlab.reference.tasks.jumps`); other options are those of `jumps.Size`."""
+class Jumps(jumps.Size, Task):
+    """Jump programs (`kvlab.reference.tasks.jumps`) of a size."""
 
     one_answer = True
 
-    groups: int = 1
-    registers: int = 6
-    fewest: int = 45
-    most: int = 65
-    copies: int = 1
     facts: bool = False
     """Whether of a drafted step only the names of its registers and their values count."""
 

@@ -1,6 +1,5 @@
 """What the trainings of both embedded models share: tokenizer, untrained model, batches, loop."""
 
-import argparse
 import json
 import math
 import time
@@ -9,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,10 +18,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer import Option
 
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.loop import stop_with, until_stopped
-from kvlab.fast.lab.terminal import stopped_by
+from kvlab.fast.lab.terminal import run
 
 IGNORED = -100
 """Target that the loss leaves out."""
@@ -311,16 +311,16 @@ class Training:
 
 def main(description: str | None, recipe: Any, curriculum: Any, threads: int) -> None:
     """Read ``--out``, ``--seed`` and ``--steps`` from the command line, and train."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=recipe.seed)
-    parser.add_argument("--steps", type=int, default=recipe.steps)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(threads)
-    asked = recipe(seed=arguments.seed, steps=arguments.steps)
-    try:
+
+    def train(
+        out: Annotated[Path, Option(help="Directory of the checkpoint, then of the model.")],
+        seed: int = recipe.seed,
+        steps: int = recipe.steps,
+    ) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(threads)
         with until_stopped("step") as stopped:
-            Training(curriculum(asked), arguments.out).run(stopped)
-    except KeyboardInterrupt as stop:
-        stopped_by(stop)
+            Training(curriculum(recipe(seed=seed, steps=steps)), out).run(stopped)
+
+    train.__doc__ = description
+    run(train)

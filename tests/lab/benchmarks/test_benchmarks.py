@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.results import SCHEMA, run_benchmark
-from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
+from kvlab.fast.lab.benchmarks.workload import DATA, Run, tiny_llama
+from kvlab.fast.lab.described import described
 from kvlab.fast.lab.loop import Step
 from kvlab.fast.lab.reports import Text
 from kvlab.fast.lab.tables import Table
@@ -34,7 +35,8 @@ def measured(tmp_path):
 
     def run(benchmark, *arguments):
         app, out = typer.Typer(), tmp_path / "result.json"
-        app.command(cls=StoppableCommand)(benchmark.main)
+        said = DATA["options"]["every"] | DATA["options"][benchmark.__name__.rpartition(".")[2]]
+        app.command(cls=StoppableCommand)(described(benchmark.main, said))
         done = CliRunner().invoke(app, [*map(str, arguments), "--out", str(out)])
         assert done.exit_code == 0, done.output
         return json.loads(out.read_text())
