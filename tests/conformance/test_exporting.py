@@ -28,7 +28,8 @@ def write(files, folder):
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-@pytest.mark.parametrize("target", sampled(TARGETS, ("attend",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
 def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
     yaml = pytest.importorskip("yaml")
     files = files_of(target, "gpu-mode")

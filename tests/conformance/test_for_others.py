@@ -29,6 +29,7 @@ def test_the_package_of_vectors_needs_no_kvlab(tmp_path):
     assert said.stdout.split() == [str(len(published()))]
 
 
+@pytest.mark.slow
 def test_the_plugin_finds_the_bug(tmp_path, tested):
     for name in ("flash_decode.py", "test_flash_decode.py", "pytest.ini"):
         shutil.copy(PROJECT / name, tmp_path)

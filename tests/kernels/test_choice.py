@@ -52,6 +52,7 @@ keep.keep_slots(best, None, places, [2], True)
 """
 
 
+@pytest.mark.slow
 def test_without_triton_pytorch_computes_and_kernels_are_refused(monkeypatch):
     monkeypatch.delenv(VARIABLE)
     command = [sys.executable, "-c", WITHOUT_TRITON]

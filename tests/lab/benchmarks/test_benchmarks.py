@@ -49,6 +49,7 @@ def by_name(outcomes):
 # --- decoding ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_decoding_speed_is_written_with_machine_and_versions(measured):
     rounds = ("--repeats", 1, "--whole-repeats", 1, "--tokens", 8, "--stretch", 2)
     found = measured(decode, *rounds)
@@ -97,6 +98,7 @@ def test_shares_are_taken_within_a_round():
     assert decode.share_of([50, 100, 300], full=[100, 200, 400]) == 0.5
 
 
+@pytest.mark.slow
 def test_engines_are_measured_beside_methods(measured, monkeypatch):
     told = {"times": [[0, 0], [1, 2], [3, 6]]}
     for name, found in (("fetched", tiny_llama()), ("model_location", None)):
@@ -146,6 +148,7 @@ def test_a_gpu_is_asked_for(benchmark):
         benchmark.main()
 
 
+@pytest.mark.slow
 def test_a_tiny_model_runs_everywhere_and_is_shown(measured):
     found = measured(end_to_end, "--small")
     stock, full, h2o = found["parts"]["one_text"]
@@ -183,6 +186,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(kernels, "ROWS", 5)  # the interpreter takes a minute for a prompt
 
 
+@pytest.mark.slow
 def test_small_sizes_run_everywhere(interpreted, measured):
     found = measured(kernels, "--small")
     rows = found["parts"]["kernels"]
@@ -194,6 +198,7 @@ def test_small_sizes_run_everywhere(interpreted, measured):
     assert found["versions"]["triton"]
 
 
+@pytest.mark.slow
 def test_rivals_attend_to_the_same(interpreted):
     """A rival that computes something else says nothing."""
     size = kernels.Size(1, 20, DEVICE, torch.float32)

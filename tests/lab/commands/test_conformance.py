@@ -76,6 +76,7 @@ IMPLEMENTATIONS |= {"attend": attend, "pack": lambda codes, bits: codes}
 """
 
 
+@pytest.mark.slow
 def test_several_processes_report_what_one_does(file):
     asked = ("run", file(WRONG + CRASHES), "--json", "--no-minimise")
     groups = [("--group", "plain"), ("--group", "ties")]
@@ -89,6 +90,7 @@ def test_several_processes_report_what_one_does(file):
     assert all(each["failed"] for each in told if each["target"] != "pack")
 
 
+@pytest.mark.slow
 def test_processes_at_once_share_the_processors_threads(file, tmp_path, monkeypatch):
     for variable in THREADS:
         monkeypatch.delenv(variable, raising=False)

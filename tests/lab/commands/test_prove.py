@@ -52,6 +52,7 @@ def test_another_verdict_than_registered_ends_with_one(prove):
     assert "expected: proved symbolically" in result.stderr
 
 
+@pytest.mark.slow
 def test_claims_are_checked_in_other_processes():
     chosen = proofs.claims("caote", ["CA-1", "CA-2b", "CA-11a"])
     found = list(proofs.prove(chosen, workers=2))

