@@ -82,8 +82,8 @@ lint: .venv/dev  ## formatting and lint, nothing rewritten
 types: .venv/dev  ## check the types
 	$(BIN)/pyright
 
-unit: .venv/dev  ## the fast tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+unit: .venv/dev  ## the fast tests; the tests of a file share what they made, so they share a process
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 playground: .venv/docs  ## build the playground alone: open site/playground/index.html
 	PYTHONPATH=docs $(BIN)/python docs/hooks/playground_page.py

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.backends import fingerprint
 from kvlab.fast.lab.sweep import jobs as doing
@@ -38,6 +36,7 @@ from kvlab.reference import methods
 from kvlab.reference.methods import read
 from kvlab.reference.models import reasoner_directory
 from support.outside import SOURCE, methods_named, write_files
+from support.running import invoke
 from support.sweeping import SMALL, Gate, kvlab, results, wait_until
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
@@ -320,7 +319,7 @@ def test_what_goes_wrong_in_a_job_is_reported(common, tmp_path, monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(doing, "do_job", fail)
-    assert CliRunner().invoke(app, common).exit_code == 1
+    assert invoke(*common).exit_code == 1
     (written,) = (tmp_path / "out" / FAILURES).iterdir()
     assert "RuntimeError: out of memory" in written.read_text()
     assert "in fail" in written.read_text()
@@ -450,7 +449,7 @@ def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
         return []
 
     monkeypatch.setattr(doing, "do_job", chatter)
-    found = CliRunner().invoke(app, [*common, "--json"])
+    found = invoke(*common, "--json")
     assert json.loads(found.stdout)["done now"] == 1
     assert "(raylet) A worker died" in found.stderr
 
@@ -482,11 +481,11 @@ def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path, monkeypat
     out, engine = tmp_path / "out", "kvlab.fast.lab.sweep.run.in_this_process"
     command = ("sweep", str(directory / "sweep.toml"), "--out", str(out))
     monkeypatch.setattr(engine, partial(again, most=2))
-    stopped = CliRunner().invoke(app, command)
+    stopped = invoke(*command)
     assert (stopped.exit_code, len(results(out))) == (130, 2)
     assert "nothing that was done is lost" in " ".join(stopped.stderr.split())
     monkeypatch.setattr(engine, again)
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert invoke(*command).exit_code == 0
     assert results(out) == results(directory)
 
 
