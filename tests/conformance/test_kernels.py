@@ -125,6 +125,7 @@ def test_a_whole_cache_in_cplusplus(compiled, method):
     assert left <= {"cache_pages", "cache_shared_heads", "cache_codes", "cache_pairs"}
 
 
+@pytest.mark.slow
 def test_the_example_in_cplusplus(compiled):
     source = CPLUSPLUS.read_text()
     report = check("keep_set", compiled(source))

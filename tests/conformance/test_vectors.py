@@ -112,6 +112,7 @@ def test_a_reference_that_has_moved_is_noticed(tmp_path):
     assert {line.split()[1] for line in different} == {"blocks.safetensors"}
 
 
+@pytest.mark.slow
 def test_every_method_and_operation_has_vectors():
     by_operation = Counter(case.operation for case in published())
     assert set(by_operation) == set(OPERATIONS)

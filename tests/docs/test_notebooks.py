@@ -7,7 +7,6 @@ import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from support.running import python
-from support.sampling import sampled
 from support.site import ROOT, module
 
 exercises, notebook_pages = module("exercises"), module("notebook_pages")
@@ -55,11 +54,9 @@ def test_a_notebook_has_the_cells_of_its_script_with_outputs(source):
     assert last == [*range(1, len(last) + 1)]
 
 
-QUICKEST = sampled(SOURCES, [ROOT / "notebooks" / "10_paged_engine.py"])
-
-
+@pytest.mark.slow
 @pytest.mark.turns
-@pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_nbconvert_runs_a_notebook_where_it_lies(source, tmp_path):
     run = ("-m", "nbconvert", "--to", "notebook", "--execute")
     name = source.with_suffix(".ipynb").name
@@ -68,8 +65,9 @@ def test_nbconvert_runs_a_notebook_where_it_lies(source, tmp_path):
     assert (tmp_path / name).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.turns
-@pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
     blocked = run_notebooks.WITHOUT.format(
         modules=("torch", "triton", "transformers", "IPython", "jupytext")

@@ -54,10 +54,9 @@ def generation(spec, model, inputs, steps):
 
 PADDED, ALONE = (16, 9), (16,)
 EVERY = [(spec, lengths) for spec in SPECS for lengths in (PADDED, ALONE)]
-QUICK_ONES = [("ahakv@recent=3", PADDED), ("h2o", ALONE)]
 
 
-@pytest.mark.parametrize(("spec", "lengths"), sampled(EVERY, QUICK_ONES))
+@pytest.mark.parametrize(("spec", "lengths"), sampled(EVERY, [("ahakv@recent=3", PADDED)]))
 def test_generations_are_the_same(spec, lengths, monkeypatch):
     model = small()
     inputs = {name: x.to(DEVICE) for name, x in prompts(lengths).items()}

@@ -68,6 +68,7 @@ def test_files_that_changed_meanwhile_are_read_anew(unfinished, tmp_path):
     assert done == ["one", "two", "one"]
 
 
+@pytest.mark.slow
 def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
     done = []
 

@@ -50,6 +50,7 @@ def test_the_sign_test_by_hand():
     assert found == [0.03125, 0.6875, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_moving_picture_is_what_its_script_makes():
     made = node("docs/study/playing.mjs")
     assert made == Path("docs/images/playing.svg").read_text("utf-8") and len(made) < 500_000

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer.main
 import typer.testing
-from click.testing import Result
+from typer.testing import CliRunner, Result
 
 from kvlab.fast.lab.cli import app
 
@@ -18,7 +18,7 @@ setattr(typer.testing, "_get_command", typer.main.get_command)  # noqa: B010
 
 def invoke(*words: object) -> Result:
     """Run a command of kvlab; return what came of it."""
-    return typer.testing.CliRunner().invoke(app, [*map(str, words)])
+    return CliRunner().invoke(app, [*map(str, words)])
 
 
 def printed(*words: object) -> str:

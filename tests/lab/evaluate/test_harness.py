@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from support.running import printed
-from support.sampling import slow
 from support.texts import CHOOSING, byte_model, write_task
 from support.tolerances import FLOAT32_LOGITS
 
@@ -126,14 +125,10 @@ def plain(model, tasks):
     return answers(own, tasks, GENERATED), answers(own, tasks, RATED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "budget", "block_size"),
-    [
-        slow(("full", None, None)),
-        slow(("full", None, 16)),
-        ("h2o", 100_000, 16),
-        slow(("caote:tova", "100%", None)),
-    ],
+    [("full", None, None), ("full", None, 16), ("h2o", 100_000, 16), ("caote:tova", "100%", None)],
 )
 def test_with_room_for_everything_the_harness_sees_the_plain_model(
     model, tasks, plain, spec, budget, block_size

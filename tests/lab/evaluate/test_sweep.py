@@ -37,7 +37,7 @@ from kvlab.reference.methods import read
 from kvlab.reference.models import reasoner_directory
 from support.outside import SOURCE, methods_named, write_files
 from support.running import invoke
-from support.sweeping import SMALL, Gate, kvlab, results, wait_until
+from support.sweeping import SMALL, Gate, kvlab, results, short_sweep, wait_until
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 FOUND = {}
@@ -116,13 +116,7 @@ def test_an_id_changes_with_all_that_results_depend_on(small):
 
 
 def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeypatch):
-    wanted = {
-        "methods": ["h2o"],
-        "budgets": [40],
-        "problems": 1,
-        "tasks": ["jumps@fewest=3,most=4"],
-    }
-    sweep = make_sweep({**wanted, "models": ["jumps"]})
+    sweep = short_sweep()
     plan, here = make_plan(sweep), backends.device_here("fast")
     packages = f"torch {version('torch').partition('+')[0]}, transformers {version('transformers')}"
     assert (plan.device, plan.subjects[0].dtype, plan.versions) == (here, "float32", packages)
@@ -143,10 +137,8 @@ def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeyp
 
 
 def test_workers_share_the_devices_of_a_sweep_and_load_its_format_once(tmp_path, monkeypatch):
-    wanted = {"methods": ["h2o"], "budgets": [40], "problems": 2, "batch": 1, "models": ["jumps"]}
-    wanted["tasks"] = ["jumps@fewest=3,most=4"]
     usual, on_one, fine = (
-        make_plan(make_sweep(wanted | more))
+        make_plan(short_sweep(problems=2, batch=1, **more))
         for more in ({}, {"device": "cpu"}, {"dtype": "float64", "device": "cpu,cpu:0"})
     )
     ids = [[job.id for job in plan.jobs()] for plan in (usual, on_one, fine)]
@@ -384,12 +376,12 @@ def test_changed_code_of_outside_methods_is_run_again(tmp_path):
     """Jobs of kvlab's own methods are not, and each version of the code keeps its results."""
     files, found, done = write_files(tmp_path), [], []
     changed = SOURCE.replace('(state.entries["looks"] + 1) /', "age + 0 *")
-    wanted = {"methods": ["tova", "caote:looks"], "budgets": [60], "problems": 1, "measured": 1}
-    wanted |= {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"], "backend": "reference"}
+    wanted = {"methods": ["tova", "caote:looks"], "budgets": [60], "measured": 1}
     for source in (SOURCE, changed, SOURCE):
         files[-1].write_text(source)
         with methods_named(*files):
-            done.append(run_sweep(make_plan(make_sweep(wanted)), tmp_path, in_this_process).done)
+            plan = make_plan(short_sweep(**wanted, backend="reference"))
+            done.append(run_sweep(plan, tmp_path, in_this_process).done)
             stored = read_stored(tmp_path)
         found.append({row.method: row.output_error for row in stored.rows})
     assert done == [2, 1, 0]
