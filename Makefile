@@ -50,7 +50,8 @@ test-all: .venv/dev  ## all tests, slow ones too
 check: .venv/dev lint types unit  ## everything but notebooks and docs
 
 gpu:  ## on a GPU, with PYTHON=... that has kvlab and CUDA: kernels tested, sanitized, timed
-	KVLAB_TUNE=0 $(PYTHON) -m pytest tests/kernels tests/fast/test_cuda.py tests/lab/benchmarks
+	KVLAB_TUNE=0 $(PYTHON) -m pytest tests/kernels tests/fast/test_cuda.py tests/lab/benchmarks \
+	  -m "slow or not slow"
 	KVLAB_TUNE=0 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 \
 	  $(PYTHON) -m kvlab.fast.lab.benchmarks.kernels --small
 	$(PYTHON) -m kvlab.fast.lab.benchmarks.kernels --out kernels-gpu.json
@@ -81,8 +82,8 @@ lint: .venv/dev  ## formatting and lint, nothing rewritten
 types: .venv/dev  ## check the types
 	$(BIN)/pyright
 
-unit: .venv/dev  ## the fast tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+unit: .venv/dev  ## the fast tests; the tests of a file share what they made, so they share a process
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 playground: .venv/docs  ## build the playground alone: open site/playground/index.html
 	PYTHONPATH=docs $(BIN)/python docs/hooks/playground_page.py

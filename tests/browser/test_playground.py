@@ -10,7 +10,6 @@ from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.transformer import end_of_text, load_tokenizer
 from study import one_entry
-from support.sampling import slow
 from support.site import module
 
 playground_page = module("playground_page")
@@ -114,7 +113,7 @@ def change_program(text):
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [slow(("jumps", change_program)), ("reasoner", lambda text: text.replace("+", "-", 1))],
+    [("jumps", change_program), ("reasoner", lambda text: text.replace("+", "-", 1))],
 )
 def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
     """At half of the entries; ``tests/playground`` compares all methods."""

@@ -1,7 +1,7 @@
 """Drawn cases: of any target, of the sizes of kernels, from a seed or with hypothesis."""
 
 from dataclasses import fields
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -126,6 +126,7 @@ def test_hypothesis_draws_cases_of_every_kind_of_target(target):
     has_an_answer()
 
 
+@pytest.mark.slow
 def test_fuzz_asks_whole_caches_and_finds_rows_that_do_not_move():
     def engine(tokens, padding, calls, continues, **given):
         stays = np.tile(np.arange(len(tokens)), (len(calls), 1))
@@ -167,12 +168,10 @@ def test_hypothesis_makes_the_sizes_of_a_failure_small():
 
 
 def test_a_seed_draws_the_same_numbers_again():
-    def drawn(seed):
-        return [*sized_cases("kernel", seed, lambda target: target == "h2o.select")]
-
-    first, again, other = drawn(0), drawn(0), drawn(1)
-    assert [case.name for case in first] == [case.name for case in other]
-    for one, two, three in zip(first, again, other, strict=True):
+    first, again, other = (sized_cases("kernel", n, "h2o.select".__eq__) for n in (0, 0, 1))
+    first = [*islice(first, 12)]
+    for one, two, three in zip(first, again, other, strict=False):
+        assert one.name == two.name == three.name
         np.testing.assert_array_equal(one.inputs["keys"], two.inputs["keys"])
         assert not np.array_equal(one.inputs["keys"], three.inputs["keys"])
     blocks = {case.parameters["block"] for case in first if case.parameters["generated"]}

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.reference.conformance import check, load, published
 from kvlab.reference.conformance.checker import fuzz
 from kvlab.reference.conformance.events import script_of, text_of
 from kvlab.reference.conformance.made import made_case
 from support.kernels import TABLE
+from support.running import invoke
 
 EXAMPLE = Path("docs/examples/conformance/block_pool.py")
 
@@ -34,8 +33,7 @@ def test_another_engine_agrees():
 
 
 def test_the_command_names_the_block_that_was_reused_and_the_events_that_matter(late):
-    asked = ["conformance", "run", str(late), "--target", "events", "--group", "in_flight"]
-    done = CliRunner().invoke(app, asked)
+    done = invoke("conformance", "run", late, "--target", "events", "--group", "in_flight")
     assert done.exit_code == 1 and "events/in_flight/0: output is wrong" in done.output
     assert "while its token is in flight, and whose block is used again" in done.output
     script = next(line.strip() for line in done.output.splitlines() if "arrive 0;" in line)

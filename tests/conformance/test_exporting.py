@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from safetensors.torch import load_file
 from kvlab.reference.conformance.exporting import files_of
 from kvlab.reference.conformance.planned import sized_cases
 from support.kernels import TABLE
+from support.running import python
 from support.sampling import sampled
 
 TEXTS = TABLE["texts"]
@@ -28,7 +27,8 @@ def write(files, folder):
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-@pytest.mark.parametrize("target", sampled(TARGETS, ("attend",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
 def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
     yaml = pytest.importorskip("yaml")
     files = files_of(target, "gpu-mode")
@@ -40,8 +40,7 @@ def test_gpu_mode_passes_what_is_right_and_nothing_else(target, tmp_path):
     lines = "".join("; ".join(f"{x}: {y}" for x, y in each.items()) + "\n" for each in tests)
     (tmp_path / "right.py").write_text(TEXTS["attend" if target == "attend" else "reference"])
     (tmp_path / "wrong.py").write_text(TEXTS["wrong"])
-    command = [sys.executable, "-c", TEXTS["runner"]]
-    done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
+    done = python("-c", TEXTS["runner"], cwd=tmp_path, input=lines)
     assert done.stdout.split() == ["True", "False"] * len(tests), done.stderr
 
 

@@ -1,34 +1,30 @@
 """What other projects use: the package of vectors, the example project, adapters, files for CI."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.report import read_xfails
 from kvlab.reference.conformance.targets import operation_of
 from support.kernels import TABLE, Answering
+from support.running import printed, python
 
 PROJECT = Path("docs/examples/conformance")
 
 
 def test_the_package_of_vectors_needs_no_kvlab(tmp_path):
-    done = CliRunner().invoke(app, ["conformance", "export", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    printed("conformance", "export", "--out", tmp_path)
     assert 'name = "kvlab-vectors"' in (tmp_path / "pyproject.toml").read_text()
-    command = [sys.executable, "-c", TABLE["texts"]["reader"]]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = python("-c", TABLE["texts"]["reader"], cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     assert said.stdout.split() == [str(len(published()))]
 
 
+@pytest.mark.slow
 def test_the_plugin_finds_the_bug(tmp_path, tested):
     for name in ("flash_decode.py", "test_flash_decode.py", "pytest.ini"):
         shutil.copy(PROJECT / name, tmp_path)
@@ -39,9 +35,7 @@ def test_the_plugin_finds_the_bug(tmp_path, tested):
 
 
 def test_the_kernel_file_passes():
-    done = CliRunner().invoke(app, ["conformance", "run", str(PROJECT / "kernel_file.py")])
-    assert done.exit_code == 0, done.output
-    assert "0 failed" in done.output
+    assert "0 failed" in printed("conformance", "run", PROJECT / "kernel_file.py")
 
 
 OTHERS = ("kvpress", "transformers", "vllm")

@@ -8,20 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.reference.conformance import Status, check, published
 from kvlab.reference.conformance.program import Program, read_outputs, request
 from support.kernels import TABLE, opened, write
+from support.running import invoke
 from support.sampling import sampled
 
 CPLUSPLUS = Path("docs/examples/conformance/keep_set.cpp")
 WRONG = {f"{x['by']}, {x['said']}, {[*x['instead']]}": x for x in TABLE["wrong"]}
 MEMORY = [name for name, row in WRONG.items() if row["by"] == "memory"]
+FIRST_OF_EACH = {row["by"]: name for name, row in reversed(WRONG.items())}.values()
+QUICK = {*FIRST_OF_EACH, *(name for name in WRONG if name.startswith("function"))}
+"""What starts no process, and one of each kind that does."""
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", sampled(WRONG, QUICK))
 def test_whatever_goes_wrong_is_reported(name, tmp_path):
     """A crash, an endless loop or a wrong answer costs one case, and is named."""
     row = WRONG[name]
@@ -52,12 +54,12 @@ def test_a_right_one_passes_and_says_what_it_does_not_do(by, target, groups, ins
     assert said == ({"h2o.score alone"} if by == "program" else set())
 
 
-@pytest.mark.parametrize("name", sampled(MEMORY, MEMORY[:1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEMORY)
 def test_command_and_fixture_notice(name, tmp_path, tested):
     target, said = WRONG[name]["target"], WRONG[name]["said"]
     file = write(tmp_path, "memory", **WRONG[name]["instead"])
-    asked = ["conformance", "run", str(file), "--target", target, "--no-minimise"]
-    done = CliRunner().invoke(app, asked)
+    done = invoke("conformance", "run", file, "--target", target, "--no-minimise")
     assert done.exit_code == 1 and said in " ".join(done.output.split())
     test = f"import kernel\ndef test_it(kvlab_conformance):\n    kvlab_conformance({target!r}, "
     (tmp_path / "test_it.py").write_text(
@@ -113,7 +115,8 @@ def compiled(tmp_path):
     return compile_text
 
 
-@pytest.mark.parametrize("method", sampled(("h2o", "full", "streaming_llm"), ("h2o",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["h2o", "full", "streaming_llm"])
 def test_a_whole_cache_in_cplusplus(compiled, method):
     program = compiled(CPLUSPLUS.with_name("whole_cache.cpp").read_text())
     report = check(f"{method}.whole_cache", program, minimise=False)
@@ -122,6 +125,7 @@ def test_a_whole_cache_in_cplusplus(compiled, method):
     assert left <= {"cache_pages", "cache_shared_heads", "cache_codes", "cache_pairs"}
 
 
+@pytest.mark.slow
 def test_the_example_in_cplusplus(compiled):
     source = CPLUSPLUS.read_text()
     report = check("keep_set", compiled(source))

@@ -11,7 +11,6 @@ from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.made import made_case
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.transformer import Transformer
-from support.sampling import sampled
 
 EXAMPLE = Path("docs/examples/conformance/flex_attention.py")
 NONE = {"attend_requests": {"scale": None, "softcap": None, "window": None}}
@@ -52,10 +51,10 @@ def test_rotation_is_the_models_and_turns_back(neighbours):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("every", sampled((9, 1), (9,)))
-def test_pytorchs_flex_attention_and_float8_agree(every):
+@pytest.mark.slow
+def test_pytorchs_flex_attention_and_float8_agree():
     under_test = load(EXAMPLE)
-    asked = [case for case in published() if under_test.offers(case.target)][::every]
+    asked = [case for case in published() if under_test.offers(case.target)]
     assert {case.target for case in asked} == {*under_test.functions}
     outcomes = [run_case(under_test, case) for case in asked]
     assert [(x.case.name, x.reason) for x in outcomes if x.status != Status.PASSED] == []

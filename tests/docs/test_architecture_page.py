@@ -44,6 +44,7 @@ def test_a_dead_path_is_noticed(dead):
         linked("[there](equation:CAOTE 88)", lambda target: "")
 
 
+@pytest.mark.slow
 def test_a_token_is_observed_decided_on_and_one_leaves():
     calls = follow_token()
     names = [call.name for call in calls]

@@ -1,15 +1,12 @@
 """Notebooks have the shape that the site and the runner rely on, and the runner can fail."""
 
-import subprocess
-import sys
-
 import jupytext
 import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from support.sampling import sampled
+from support.running import python
 from support.site import ROOT, module
 
 exercises, notebook_pages = module("exercises"), module("notebook_pages")
@@ -57,32 +54,27 @@ def test_a_notebook_has_the_cells_of_its_script_with_outputs(source):
     assert last == [*range(1, len(last) + 1)]
 
 
-QUICKEST = sampled(SOURCES, [ROOT / "notebooks" / "10_paged_engine.py"])
-
-
+@pytest.mark.slow
 @pytest.mark.turns
-@pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_nbconvert_runs_a_notebook_where_it_lies(source, tmp_path):
-    run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
+    run = ("-m", "nbconvert", "--to", "notebook", "--execute")
     name = source.with_suffix(".ipynb").name
-    done = subprocess.run(
-        [*run, "--output-dir", tmp_path, name], capture_output=True, text=True, cwd=source.parent
-    )
+    done = python(*run, "--output-dir", tmp_path, name, cwd=source.parent)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / name).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.turns
-@pytest.mark.parametrize("source", QUICKEST, ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
     blocked = run_notebooks.WITHOUT.format(
         modules=("torch", "triton", "transformers", "IPython", "jupytext")
     )
     beside = f"sys.path.append({str(source.parent)!r})"
     run = f"{blocked}\n{beside}\nimport runpy; runpy.run_path({str(source)!r}, run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", run], capture_output=True, text=True, cwd=ROOT
-    )
+    done = python("-W", "error", "-c", run, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

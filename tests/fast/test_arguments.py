@@ -1,12 +1,14 @@
 """Every argument of a model's ``forward`` reaches the computation, or is refused by its name."""
 
 import copy
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from inspect import signature
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,80 +79,23 @@ class Case:
     """Values of an argument, and what refuses them; None: they are computed with."""
 
     argument: str
-    given: Callable[[Call], Any]
+    given: str
+    """An expression of the ``call``."""
     refused: str | None = None
     in_blocks: str | None = None
     """What refuses them in a prompt longer than a block; None: the same as at once."""
     tokens: str = "many one"
     """In which calls the values mean this: of a prompt, or of one token after it."""
-    more: Callable[[Call], dict[str, Any]] = lambda call: {}
+    more: dict[str, str] = field(default_factory=dict)
+    """Other arguments that they need."""
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        given = {self.argument: self.given, **self.more}
+        return {name: eval(x, globals() | {"call": call}) for name, x in given.items()}
 
 
-CASES = [
-    Case(
-        "inputs_embeds",
-        lambda call: call.embeds,
-        more=lambda call: {"input_ids": None, "position_ids": call.places},
-    ),
-    Case("inputs_embeds", lambda call: call.embeds, "one of input_ids and inputs_embeds"),
-    Case("input_ids", lambda call: call.ids[0], "input_ids of shape .* must have 2 axes, and"),
-    Case("attention_mask", lambda call: call.mask()),
-    Case("attention_mask", lambda call: call.mask().float()),
-    Case(
-        "attention_mask", lambda call: call.mask(2, 3), "attention_mask in column 2", tokens="one"
-    ),
-    Case("attention_mask", lambda call: call.mask(call.held), "attention_mask: a", tokens="one"),
-    Case(
-        "attention_mask",
-        lambda call: call.mask(*range(LENGTH)),
-        "attention_mask must leave",
-        tokens="many",
-    ),
-    Case("attention_mask", lambda call: call.mask()[:, 1:], "attention_mask must be"),
-    Case(
-        "attention_mask", lambda call: call.mask()[:, None, None].bool(), "attention_mask must be"
-    ),
-    Case("attention_mask", lambda call: {"full_attention": call.mask()}, "attention_mask must be"),
-    Case("position_ids", lambda call: call.places),
-    Case("position_ids", lambda call: call.places.repeat(2, 1)),
-    Case("position_ids", lambda call: 3 * call.places),
-    Case("position_ids", lambda call: call.places // 2),
-    Case("position_ids", lambda call: call.places % 3, "position_ids start again", tokens="many"),
-    Case("position_ids", lambda call: call.places[:, :1], "position_ids of shape", tokens="many"),
-    Case("token_type_ids", lambda call: call.types),
-    Case("labels", lambda call: call.ids, in_blocks="labels"),
-    Case(
-        "num_items_in_batch",
-        lambda call: torch.tensor(7),
-        in_blocks="labels",
-        more=lambda call: {"labels": call.ids},
-    ),
-    Case("use_cache", lambda call: True),
-    Case("use_cache", lambda call: False, "use_cache = False"),
-    Case("logits_to_keep", lambda call: 1),
-    Case("logits_to_keep", lambda call: torch.tensor([0]), in_blocks="logits_to_keep must be"),
-    Case("logits_to_keep", lambda call: -1, "logits_to_keep = -1"),
-    Case("output_hidden_states", lambda call: True, in_blocks="output_hidden_states"),
-    Case("output_hidden_states", lambda call: [1], in_blocks="output_hidden_states"),
-    Case("output_hidden_states", lambda call: False),
-    Case("output_router_logits", lambda call: True, in_blocks="output_router_logits"),
-    Case("output_router_logits", lambda call: False),
-    Case("output_attentions", lambda call: True, "output_attentions = True"),
-    Case("output_attentions", lambda call: False),
-    Case("return_dict", lambda call: True),
-    Case("return_dict", lambda call: False, "return_dict = False"),
-    Case("past_key_values", lambda call: DynamicCache(), "past_key_values"),
-    Case("cache_position", lambda call: call.places[0], "cache_position"),
-    Case("encoder_hidden_states", lambda call: call.embeds, "encoder_hidden_states"),
-    Case("encoder_attention_mask", lambda call: call.mask(), "encoder_attention_mask"),
-    *(
-        Case(name, lambda call: call.places[0], name)
-        for name in (
-            *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
-            *("is_causal", "num_logits_to_keep", "per_layer_inputs", "block_sequence_ids"),
-        )
-    ),
-]
+TABLE = tomllib.loads(Path(__file__).with_name("arguments.toml").read_text("utf-8"))
+CASES = [Case(argument, **row) for argument, rows in TABLE.items() for row in rows]
 """All arguments but those of images, which `test_architectures` gives and refuses."""
 
 IMAGES = {
@@ -208,7 +153,7 @@ def test_an_argument_is_computed_with_as_the_model_alone_does_or_refused(name, b
         for case in CASES:
             if tokens in case.tokens:
                 message = refusal_of(case, model, tokens == "many" and block_size is not None)
-                arguments = {case.argument: case.given(call), **case.more(call)}
+                arguments = case.arguments(call)
                 expected = message or read(model, alone(), before, call.ids, **arguments)
                 tried.append((arguments, expected))
         with compress(model, "full", block_size=block_size) as held:

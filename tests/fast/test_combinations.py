@@ -375,7 +375,7 @@ def check(base: str, case: dict[str, Any]) -> int:
     return sum(each.decision is not None and each.decision.scores is not None for each in every)
 
 
-@pytest.mark.parametrize("base", sampled(METHODS, [*METHODS][::4]))
+@pytest.mark.parametrize("base", sampled(METHODS, [*METHODS][::8]))
 def test_a_spread_of_options_is_right_or_refused(base):
     for case in spread_pairs()[base]:
         check(base, case)

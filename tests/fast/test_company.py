@@ -154,7 +154,7 @@ def test_generate_continues_each_text_as_alone_wherever_it_is_padded(side, block
             torch.testing.assert_close(found[number], expected[0], **CLOSE)
 
 
-@pytest.mark.parametrize("keep", [1, 4, 30])
+@pytest.mark.parametrize("keep", [0, 1, 4, 30])
 def test_the_last_logits_are_those_of_the_last_columns(keep):
     """Of a column of padding those of the token before it, and none where there is no token."""
     model = tiny("llama")

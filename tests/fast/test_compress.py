@@ -89,9 +89,12 @@ def follow_together(spec: str, block_size: int | None, folder: Path) -> Session:
     return session
 
 
-@pytest.mark.parametrize("block_size", [None, 7])
-@pytest.mark.parametrize("page", ["page=4,", ""])
-@pytest.mark.parametrize("base", ["caote:h2o", "tova", "snapkv@window=3,schedule=every_block,"])
+@pytest.mark.parametrize(
+    ("base", "page", "block_size"),
+    diagonal(
+        ["caote:h2o", "tova", "snapkv@window=3,schedule=every_block,"], ["page=4,", ""], [None, 7]
+    ),
+)
 def test_layers_that_decide_together_agree_with_the_reference(base, page, block_size, tmp_path):
     spec = f"{base}{'' if '@' in base else '@'}{page}kv_heads=model"
     session = follow_together(spec, block_size, tmp_path)
@@ -178,7 +181,7 @@ def test_tokens_between_decisions_are_observed_together(spec, most):
     assert max(waiting) == most
 
 
-@pytest.mark.parametrize("spec", SOME)
+@pytest.mark.parametrize("spec", sampled(SOME, SOME[1::4]))
 def test_blocks_bound_what_a_layer_ever_holds(spec):
     model, most = tiny("llama"), 0
 
@@ -194,7 +197,7 @@ def test_blocks_bound_what_a_layer_ever_holds(spec):
         assert most > BUDGET + 7
 
 
-@pytest.mark.parametrize("spec", CODED)
+@pytest.mark.parametrize("spec", sampled(CODED, CODED[:2]))
 def test_a_scale_is_of_the_first_tokens_of_a_sequence(spec):
     """Those of the second come in the third block, after two of padding."""
     model, both, runs = tiny("llama"), prompts([21, 7]), []
@@ -220,24 +223,6 @@ def test_padding_in_the_middle_of_a_prompt_changes_nothing(spec):
     torch.testing.assert_close(*runs, rtol=0, atol=1e-6)
 
 
-def test_a_turn_with_padding_in_the_middle():
-    model = tiny("llama")
-    mask = torch.tensor([[1] * 12 + [1] * 6, [0] * 4 + [1] * 8 + [0] * 3 + [1] * 3])
-    ids = prompts([18, 18])["input_ids"]
-    alone = ids[1:, mask[1].bool()]
-    runs = []
-    for rows, where in ((ids, mask), (alone, torch.ones_like(alone))):
-        with compress(model, "h2o", BUDGET) as cache, torch.no_grad():
-            border = 12 if len(rows) == 2 else 8
-            model(rows[:, :border], attention_mask=where[:, :border], past_key_values=cache)
-            step = torch.full((len(rows), 1), 5)
-            grown = torch.cat([where[:, :border], torch.ones_like(step)], dim=1)
-            model(step, attention_mask=grown, past_key_values=cache)
-            grown = torch.cat([grown, where[:, border:]], dim=1)
-            runs.append(model(rows[:, border:], attention_mask=grown, past_key_values=cache))
-    torch.testing.assert_close(runs[0].logits[1, -1], runs[1].logits[0, -1], rtol=0, atol=1e-6)
-
-
 def test_sampling_and_several_sequences_per_prompt():
     model = tiny("llama")
     torch.manual_seed(3)
@@ -251,16 +236,6 @@ def test_sampling_and_several_sequences_per_prompt():
         )
         assert result.shape == (6, 31)
         assert cache.kept()[0] == (BUDGET,) * 6
-
-
-def test_only_the_asked_logits_come_back_from_blocks():
-    model, ids = tiny("llama"), prompts([23])["input_ids"]
-    with torch.no_grad():
-        expected = model(ids).logits
-        for keep in (0, 1, 9, 23):
-            with compress(model, "full", block_size=5) as cache:
-                logits = model(ids, past_key_values=cache, logits_to_keep=keep).logits
-            torch.testing.assert_close(logits, expected[:, -keep:], rtol=0, atol=1e-6)
 
 
 @pytest.fixture
@@ -427,7 +402,7 @@ def on_meta():
     Version(transformers.__version__) < Version("5.6"),
     reason="rotary embeddings ask autocast about the meta device",
 )
-@pytest.mark.parametrize("spec", sampled(ALL, KINDS))
+@pytest.mark.parametrize("spec", sampled(ALL, KINDS[1:-1:2]))
 def test_decoding_does_not_wait_for_the_device(spec, monkeypatch):
     """On the meta device no value can be read: whoever asks for one fails."""
     if any(word in spec for word in WAITS):
@@ -548,11 +523,7 @@ def test_layers_plan_apart_where_they_demoted_apart():
 
 def test_repositioned_keys_agree_with_the_reference():
     for family in ("llama", "gemma3"):
-        follow_with_reference(
-            tiny(family),
-            methods.get(MOVED, BUDGET),
-            Tolerance(FLOAT64, 1e-5),
-        )
+        follow_with_reference(tiny(family), policy_of(MOVED), Tolerance(FLOAT64, 1e-5))
 
 
 def test_a_cache_that_was_reset_reads_as_a_new_one():

@@ -11,7 +11,7 @@ from kvlab.fast.engine import long_blocks
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.methods import port
 from kvlab.reference import methods
-from support.cases import BUDGETED, CODED, GRANULAR, QUANTIZING, SELF_SIZED, budget_of
+from support.cases import ALL, CODED, GRANULAR, ONE_EACH, budget_of
 from support.replay import DTYPES, HEADS, Comparison, Tolerance, random_blocks
 from support.shapes import shapes_checked
 from support.tolerances import FLOAT64
@@ -36,9 +36,7 @@ HYBRID = (
     "sensitivity=attention,sensitivity_quantile=0.6,doubt_quantile=0.2"
 )
 SPECS = (
-    *BUDGETED,
-    *SELF_SIZED,
-    *QUANTIZING,
+    *ALL,
     "raas@page=4,pin_prompt=false,every=3",
     "random@draw=once,seed=3",
     "tova@sinks=2,recent=3",
@@ -74,9 +72,16 @@ LONG = (
     ("mqa", "float64", "blocks", "padded"),
     ("mqa", "float32", "both", "one"),
 )
+PROTECTING = (
+    "keydiff@every=4,page=2",
+    "ahakv@recent=3,gain_factor=0.5,gain_floor=0.5",
+    "caote:h2o@recent=4,several=joint_greedy",
+)
+"""What is evicted depends on what is protected or has a floor."""
 QUICK = [
-    *((spec, *SHORT[number % len(SHORT)]) for number, spec in enumerate(SPECS)),
-    *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::24])),
+    *((spec, *SHORT[number % len(SHORT)]) for number, spec in enumerate(ONE_EACH)),
+    *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::30])),
+    *((spec, "gqa", "float64", "short", "padded") for spec in PROTECTING),
 ]
 """Every method on a short stream, some on a long one."""
 MATRIX = {
@@ -108,19 +113,6 @@ def test_fast_agrees_with_the_reference(spec, heads, dtype, flow, batch):
     found = compare(spec, heads, dtype, flow, batch).found
     if flow in ("short", "both") and spec != "full":
         assert found.evictions > 0 or found.coded > 0
-
-
-PROTECTING = (
-    "keydiff@every=4,page=2",
-    "ahakv@recent=3,gain_factor=0.5,gain_floor=0.5",
-    "caote:h2o@recent=4,several=joint_greedy",
-)
-"""What is evicted depends on what is protected or has a floor."""
-
-
-@pytest.mark.parametrize("spec", PROTECTING)
-def test_pages_and_floors_agree_with_the_reference(spec):
-    assert compare(spec, "gqa", "float64", "short", "padded").found.evictions > 0
 
 
 @pytest.mark.slow

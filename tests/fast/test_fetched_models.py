@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from kvlab.fast import models
-from kvlab.fast.lab.cli import app
 from kvlab.fast.models import fetching, model_location
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
+from support.running import invoke, printed
 
 REAL = "smollm2"
 
@@ -35,7 +34,7 @@ def test_a_model_that_was_not_fetched_is_asked_for(room):
     reason = f"model {REAL} is not on this machine: kvlab models get {REAL}"
     with pytest.raises(FileNotFoundError, match=reason):
         model_location(REAL)
-    refused = CliRunner().invoke(app, ["generate", "--model", REAL, "--prompt", "Hi"])
+    refused = invoke("generate", "--model", REAL, "--prompt", "Hi")
     assert reason in str(refused.exception)
 
 
@@ -73,8 +72,7 @@ def test_the_original_can_be_taken_from_the_hub(room, monkeypatch):
         return load(reasoner_directory(), dtype, device)
 
     monkeypatch.setattr(fetching, "load", from_hub)
-    result = CliRunner().invoke(app, ["models", "get", REAL, "--from-hub"])
-    assert result.exit_code == 0, result.output
+    printed("models", "get", REAL, "--from-hub")
     assert asked == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert load(REAL)[0].dtype == torch.float32
 
@@ -88,7 +86,7 @@ def test_a_broken_file_is_refused(room, tmp_path):
 
 
 def test_the_list_says_what_is_here(room):
-    listed = json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).stdout)
+    listed = json.loads(printed("models", "list", "--json"))
     here = {each["name"]: each["here"] for each in listed}
     assert here == {"jumps": "yes", "reasoner": "yes", REAL: "no"}
 

@@ -5,10 +5,10 @@ from threading import Thread
 
 import pytest
 import torch
-from transformers import DynamicCache, GPT2Config
+from transformers import DynamicCache, GPT2Config  # noqa: F401  (the table names caches, too)
 
 from kvlab.fast import compress
-from kvlab.reference import methods  # noqa: F401  (which the table of bad arguments names)
+from kvlab.reference import methods  # noqa: F401  (which the table names)
 from support.models import Between, built, prompts, tiny, written
 from support.refused import refused
 
@@ -39,20 +39,9 @@ def attending_across():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: tiny("llama").model, "LlamaModel has no head.*AutoModelForCausalLM"),
-        (lambda: torch.compile(tiny("llama")), "the model that torch.compile\\(\\) was given"),
-        (checkpointing, "gradient checkpointing.*call model.eval\\(\\)"),
-        (sliding, "no full-attention layer"),
-        (attending_across, "GPT2LMHeadModel has cross-attention"),
-        (split, "LlamaForCausalLM are in several processes.*device_map"),
-        (object, "transformers model"),
-    ],
-)
-def test_a_model_that_is_not_the_right_one_is_refused_with_the_right_one(made, message):
-    with pytest.raises(ValueError, match=message), compress(made(), "h2o", BUDGET):
+@refused(__file__, "models")
+def test_a_model_that_is_not_the_right_one_is_refused_with_the_right_one(bad, message):
+    with pytest.raises(ValueError, match=message), compress(eval(bad), "h2o", BUDGET):
         pass
 
 
@@ -116,34 +105,13 @@ def test_arguments_are_refused_before_the_model_changes(bad, message):
     assert_refused(ValueError, bad, message)
 
 
-def generating(**options):
-    return lambda model, cache: model.generate(
-        **{"past_key_values": cache, **prompts([12]), **options}, max_new_tokens=4
-    )
-
-
-def calling(**options):
-    return lambda model, cache: model(**{**prompts([12]), "past_key_values": cache, **options})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda model, cache: model.model(**prompts([12]), past_key_values=cache), "model itself"),
-        (generating(attention_mask=torch.zeros(1, 12, dtype=torch.long)), "at least one token"),
-        (generating(past_key_values=None), "^generate was called without past_key_values"),
-        (generating(past_key_values=DynamicCache()), "^generate was called with a DynamicCache"),
-        (calling(past_key_values=None), r"^the model was called without .*\(Trainer, a pipeline\)"),
-        (lambda model, cache: model.generate_batch([[3, 4]]), "^generate_batch makes a cache"),
-        (lambda model, cache: model.init_continuous_batching(), "makes a cache.*padded batch"),
-        (generating(cache_implementation="offloaded", past_key_values=None), "'offloaded' makes"),
-        (calling(input_ids=torch.zeros((1, 0), dtype=torch.long)), "must hold at least one token"),
-    ],
-)
-def test_what_cannot_work_is_refused(call, message):
+@refused(__file__, "calls")
+def test_what_cannot_work_is_refused(bad, message):
     model = tiny("llama")
-    with compress(model, "h2o", BUDGET) as cache, pytest.raises(ValueError, match=message):
-        call(model, cache)
+    with compress(model, "h2o", BUDGET) as cache:
+        given = {**prompts([12]), "past_key_values": cache}  # which the table names
+        with pytest.raises(ValueError, match=message):
+            eval(bad, globals() | {"model": model, "given": given})
     assert model.config._attn_implementation != "kvlab"
 
 
@@ -182,19 +150,9 @@ def another(length: int, seed: int = 7, **more):
 WIDE = torch.ones(1, 34, dtype=torch.long)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (another(30), "another one from column 0 on"),
-        (another(12), "another one from column 0 on"),
-        (prompts([20]), "20 tokens, of which none is new"),
-        (another(10, attention_mask=None), "another one from column 0 on"),
-        (another(10, attention_mask=WIDE[:, :33]), "attention_mask has 33 columns for 10 tokens"),
-        (another(10, attention_mask=WIDE.clone().index_fill(1, torch.tensor([3]), 0)), "column 3"),
-    ],
-)
-def test_a_text_that_does_not_continue_the_one_in_the_cache_is_refused(given, message):
-    model = tiny("llama")
+@refused(__file__, "texts")
+def test_a_text_that_does_not_continue_the_one_in_the_cache_is_refused(bad, message):
+    model, given = tiny("llama"), eval(bad)
     with compress(model, "h2o", BUDGET) as cache:
         written(model, cache, prompts([21]), 4)
         tail = r".*holds a text of 24 tokens; call reset\(\) .* attention_mask of 24 columns more"

@@ -1,13 +1,13 @@
 """Mistakes that stand in no single tagged line are noticed by tests that read no stored vectors."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from support.mistakes import KINDS, ROOT, mistakes
+from support.running import python
 
 
 def test_the_tables_are_of_the_sources_and_tests_that_there_are():
@@ -37,6 +37,5 @@ FILES = sorted({f"/{each.file.relative_to(ROOT)}" for each in mistakes()})
 def test_mistakes_are_noticed_or_argued(part):
     """The table that the command prints is the message."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "tests/mistakes.py", *FILES[part::PARTS]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python("tests/mistakes.py", *FILES[part::PARTS], env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

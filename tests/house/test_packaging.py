@@ -38,6 +38,7 @@ def version_of_project() -> str:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
+@pytest.mark.slow
 def test_every_module_of_the_reference_and_proofs_work_without_torch():
     walk = """
 import importlib, pkgutil, sys, kvlab.reference

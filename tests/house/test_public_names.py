@@ -4,7 +4,6 @@ import ast
 import importlib
 import pkgutil
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import kvlab.reference
+from support.running import python
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("", ".methods", ".conformance", ".proofs", ".tasks")
@@ -94,7 +94,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     assert "torch" in done.stdout
 
 

@@ -60,6 +60,7 @@ def stub(path: Path, code: int) -> Path:
 
 
 @needs_make
+@pytest.mark.slow
 def test_every_command_line_of_the_readme_runs(clone):
     with_environment(clone)
     short = {

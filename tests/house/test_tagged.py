@@ -1,11 +1,10 @@
 """Every line that carries a tag has hand-computed tests that die with it."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+from support.running import python
 from support.tagged import tagged_lines
 
 PARTS = 9
@@ -18,6 +17,5 @@ TAGS = sorted({tag for tag, *_ in tagged_lines(())})
 def test_changes_of_tagged_lines_are_noticed_or_argued(part):
     """The table that the command prints is the message."""
     environment = os.environ | {"PYTHONPATH": "tests"}
-    command = [sys.executable, "-m", "support.tagged", *TAGS[part::PARTS]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python("-m", "support.tagged", *TAGS[part::PARTS], env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,13 +1,11 @@
 """Which implementation runs is said, not guessed."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from kvlab.fast.kernels.choice import KERNELS, VARIABLE, kernels_for, uses_triton
 from support.kernel_inputs import DEVICE
+from support.running import python
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -52,9 +50,9 @@ keep.keep_slots(best, None, places, [2], True)
 """
 
 
+@pytest.mark.slow
 def test_without_triton_pytorch_computes_and_kernels_are_refused(monkeypatch):
     monkeypatch.delenv(VARIABLE)
-    command = [sys.executable, "-c", WITHOUT_TRITON]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-c", WITHOUT_TRITON)
     assert done.stdout == "[[[0, 2]]]\n"
     assert "RuntimeError: Triton is not installed, which KVLAB_KERNELS = 'interpret'" in done.stderr

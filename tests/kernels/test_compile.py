@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvlab.fast.kernels.choice import VARIABLE
 from kvlab.reference.simulator.sizes import COUNTED_LAYERS, LAUNCHES
+from support.running import python
 
 REPORT = Path(__file__).parents[2] / "docs" / "study" / "results" / "kernels.json"
 NO_VECTORS = {"keep_sets"}
@@ -89,12 +88,6 @@ def not_interpreted(script: str, *arguments: str) -> str:
     interpreting = ("TRITON_INTERPRET", VARIABLE)
     environment = {name: x for name, x in os.environ.items() if name not in interpreting}
     environment["PYTHONPATH"] = "docs"
-    done = subprocess.run(
-        [sys.executable, "-m", f"study.{script}", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", f"study.{script}", *arguments, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -79,8 +79,7 @@ def hard_groups(bits, rng, n=256):
     return torch.tensor(np.concatenate(kinds), device=DEVICE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("bits", "dtype"), diagonal((2, 4, 8), DTYPES))
 def test_groups_that_leave_no_room_for_an_error(bits, dtype):
     x = hard_groups(bits, np.random.default_rng(bits))
     x = (x.clamp(-65504, 65504) if dtype == torch.float16 else x).to(dtype)

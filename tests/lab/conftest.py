@@ -1,20 +1,12 @@
 """Commands as they are typed: what they print, and how they refuse."""
 
-import functools
 import json
 
 import pytest
-import typer.main
-import typer.testing
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.start import main
 from kvlab.fast.lab.sweep import compare
-
-# Typer builds all commands anew for each that is run.
-typer.main.get_command = functools.cache(typer.main.get_command)
-setattr(typer.testing, "_get_command", typer.main.get_command)  # noqa: B010
+from support import running
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +15,6 @@ def unfinished(tmp_path_factory, monkeypatch):
     place = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr("kvlab.fast.lab.loop.cache_directory", lambda: place)
     return place / "unfinished"
-
-
-def run(*arguments):
-    """Run a command that must succeed; return what it prints."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, (result.output, str(result.exception))
-    return result.stdout
 
 
 @pytest.fixture
@@ -49,12 +34,12 @@ def computed_once(monkeypatch):
 
 @pytest.fixture(scope="session")
 def printed():
-    return run
+    return running.printed
 
 
 @pytest.fixture(scope="session")
 def data():
-    return lambda *arguments: json.loads(run(*arguments, "--json"))
+    return lambda *arguments: json.loads(running.printed(*arguments, "--json"))
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from kvlab.fast.lab import engines
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.engines import agreement
 from kvlab.fast.models import gguf_file, loading
+from support.running import invoke
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12], [12, 11, 10, 9, 8, 7, 6, 5]])
 OPENVINO = "openvino", "SUM, window off", "openvino@start=32,recent=64"
@@ -69,22 +68,16 @@ def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     assert (found["gap"] > agreement.TIE, full.verdict(found)) == (True, "WRONG: parts")
 
 
-@pytest.mark.parametrize(
-    ("engine", "setting", "wrong"),
-    [
-        (*OPENVINO[:2], None),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (OPENVINO, LLAMA_CPP, SHIFT)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "setting", "wrong"), [OPENVINO, LLAMA_CPP, SHIFT])
 def test_an_engine_agrees_with_its_specification_alone(monkeypatch, engine, setting, wrong):
     if not (engines.folder(engine).is_dir() and gguf_file("smollm2").is_file()):
         pytest.skip(f"{engine} is not here: kvlab engines install {engine}")
     monkeypatch.setattr(loading, "load_gguf", LOAD_ONCE)
     check = ["engines", "check", engine, "--settings", setting, "--prompts", "1"]
     check += ["--tokens", "40" if setting == SHIFT[1] else "16"]  # 31 fill its context
-    assert CliRunner().invoke(app, check).exit_code == 0
-    if wrong is not None:
-        assert CliRunner().invoke(app, [*check, "--method", wrong]).exit_code == 1
+    assert invoke(*check).exit_code == 0
+    assert invoke(*check, "--method", wrong).exit_code == 1
 
 
 @pytest.mark.slow

@@ -7,13 +7,12 @@ from functools import partial
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from kvlab.fast.lab import files, terminal
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.loop import Step, kept, run_all, until_stopped
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.reference.simulator.trace import load_trace
+from support.running import invoke
 from support.shapes import shapes_checked
 
 COMPARE = "compare --problems 1 --task jumps@fewest=3,most=4 --budget 60% --no-controls "
@@ -69,6 +68,7 @@ def test_files_that_changed_meanwhile_are_read_anew(unfinished, tmp_path):
     assert done == ["one", "two", "one"]
 
 
+@pytest.mark.slow
 def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
     done = []
 
@@ -84,7 +84,7 @@ def test_a_comparison_does_only_the_jobs_that_are_missing(monkeypatch):
         engine = partial(in_one, most=most)
         monkeypatch.setattr("kvlab.fast.lab.sweep.compare.in_processes", engine)
         with shapes_checked(False):
-            results.append(CliRunner().invoke(app, COMPARE.split()))
+            results.append(invoke(*COMPARE.split()))
     stopped, whole = results
     assert (stopped.exit_code, whole.exit_code) == (terminal.STOPPED, 0)
     assert "1 step kept" in " ".join(stopped.stderr.split())
@@ -102,7 +102,7 @@ def test_a_trace_that_is_stopped_holds_what_was_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(generation.TokenTimer, "put", put)
     out = tmp_path / "trace.npz"
-    found = CliRunner().invoke(app, ["trace", "--max-new-tokens", "40", "-o", str(out)])
+    found = invoke("trace", "--max-new-tokens", 40, "-o", out)
     assert found.exit_code == terminal.STOPPED
     assert f"tokens recorded in {out}" in " ".join(found.stderr.split())
     trace = load_trace(out)

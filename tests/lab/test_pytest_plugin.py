@@ -1,7 +1,6 @@
 """The plug-in that every pytest loads where kvlab is installed."""
 
-import subprocess
-import sys
+from support.running import python
 
 LOADED = """
 import sys, pytest
@@ -12,9 +11,7 @@ print(*sorted(set(sys.modules) - before))
 
 
 def test_the_plugin_loads_nothing_before_its_fixture_is_asked_for():
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
-    )
+    done = python("-c", LOADED, check=True)
     plugin = "kvlab.fast.lab.pytest_plugin"
     parents = [plugin.rsplit(".", n)[0] for n in (3, 2, 1)]
     assert done.stdout.split() == [*parents, plugin]

@@ -169,6 +169,7 @@ def test_rows_go_into_a_pipe_while_a_bar_is_on_the_terminal(monkeypatch, capsys)
         assert capsys.readouterr().out == "a row\n"
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_few_calls(printed, monkeypatch):
     """Of kvlab's own functions in the parent, for one problem; its processes are not counted."""
     calls = Counter()

@@ -5,11 +5,10 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.reference.tasks import reasoning
 from support.outside import PYRAMID, SOURCE, methods_named
+from support.running import printed
 from support.sampling import slow
 from support.shapes import shapes_checked
 
@@ -39,12 +38,6 @@ def package(tmp_path_factory):
             yield
 
 
-def kvlab(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, (done.output, str(done.exception))
-    return done.stdout
-
-
 def rows_of_it(found, spec=SPEC) -> Iterator[dict]:
     """Yield what a command's JSON says of the method, wherever it stands."""
     if isinstance(found, dict):
@@ -59,7 +52,7 @@ def rows_of_it(found, spec=SPEC) -> Iterator[dict]:
 def folder(tmp_path_factory):
     """A folder with a trace and a choice for lm-eval."""
     folder = tmp_path_factory.mktemp("runs")
-    kvlab("trace", "-o", folder / "t.npz", "--prompt", PROBLEM.prompt, "--max-new-tokens", 16)
+    printed("trace", "-o", folder / "t.npz", "--prompt", PROBLEM.prompt, "--max-new-tokens", 16)
     rows = [{"question": PROBLEM.prompt, "choices": ["a", "b"], "label": 0}]
     write_task(folder, "choices_local", rows, **CHOOSING)
     return folder
@@ -88,7 +81,7 @@ def test_every_command_runs_it(command, expected, folder, request):
     if "fast" in command:  # that processes know the method is seen with the reference, sooner
         request.getfixturevalue("here")
     arguments = shlex.split(command.replace("FOLDER", str(folder)))
-    found = [*rows_of_it(json.loads(kvlab(*arguments, "--methods", SPEC, "--json")))]
+    found = [*rows_of_it(json.loads(printed(*arguments, "--methods", SPEC, "--json")))]
     assert found and all(expected.items() <= row.items() for row in found)
 
 
@@ -103,14 +96,14 @@ def test_every_command_runs_it(command, expected, folder, request):
 )
 def test_entries_of_a_pyramid_are_its_mean_budget_in_every_command(command, folder):
     arguments = shlex.split(command.replace("FOLDER", str(folder)))
-    found = json.loads(kvlab(*arguments, "--methods", "pyramid", "--json"))
+    found = json.loads(printed(*arguments, "--methods", "pyramid", "--json"))
     (row,) = rows_of_it(found, "pyramid")
     assert row["entries"] == pytest.approx(60, abs=0.5)
 
 
 def test_a_model_writes_under_a_pyramid():
     given = "--prompt", PROBLEM.prompt, "--method", "pyramid", "--budget", 60
-    found = json.loads(kvlab("generate", *given, "--max-new-tokens", 4, "--json"))
+    found = json.loads(printed("generate", *given, "--max-new-tokens", 4, "--json"))
     assert (found["fewest_entries"], found["most_entries"]) == (30, 90)
 
 
@@ -120,5 +113,5 @@ def test_a_sweep_runs_it(tmp_path):
         f'methods = ["{SPEC}"]\nbudgets = ["60"]\nproblems = 1\nbackend = "reference"\n'
         f'models = ["jumps"]\ntasks = ["{SHORT}"]\n'
     )
-    kvlab("sweep", path, "--out", tmp_path / "out", "--json")
-    assert SPEC in kvlab("report", tmp_path / "out")
+    printed("sweep", path, "--out", tmp_path / "out", "--json")
+    assert SPEC in printed("report", tmp_path / "out")

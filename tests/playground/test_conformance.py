@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from kvlab.reference.conformance import Case, NotTestedError, Status, cases, che
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, request
 from kvlab.reference.conformance.report import shown
-from support.node import NODE
+from support.node import NODE, node
 
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
@@ -41,7 +40,7 @@ class Answered:
             requests.append([case.target, str(given), str(made)])
         (self.folder / "requests.json").write_text(json.dumps(requests))
         script = Path(__file__).with_name("answer_all.mjs")
-        subprocess.run([str(NODE), script, self.program, self.folder], check=True)
+        node(script, self.program, self.folder)
         codes = json.loads((self.folder / "codes.json").read_text())
         self.codes = {case.name: found for case, found in zip(cases, codes, strict=True)}
         self.made = {

@@ -1,7 +1,6 @@
 """The playground's lab: what its oracle knows, and its statistics."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.reference.tasks import jumps, jumps_oracle
-from support.node import NODE
+from support.node import node
 
 PAGE = Path("docs/playground").resolve().as_uri()
 
@@ -17,8 +16,7 @@ PAGE = Path("docs/playground").resolve().as_uri()
 def answer(imports: str, expression: str):
     """Evaluate an expression of the playground's modules."""
     program = f"{imports}; process.stdout.write(JSON.stringify({expression}));"
-    command = [str(NODE), "--input-type=module", "--eval", program]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return json.loads(node("--input-type=module", "--eval", program))
 
 
 def test_the_oracle_knows_what_the_references_oracle_knows():
@@ -52,7 +50,7 @@ def test_the_sign_test_by_hand():
     assert found == [0.03125, 0.6875, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_moving_picture_is_what_its_script_makes():
-    command = [str(NODE), "docs/study/playing.mjs"]
-    made = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode()
+    made = node("docs/study/playing.mjs")
     assert made == Path("docs/images/playing.svg").read_text("utf-8") and len(made) < 500_000

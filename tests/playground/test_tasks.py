@@ -1,11 +1,10 @@
 """Jump programs are shown in the playground as people write them, and read again."""
 
 import json
-import subprocess
 from pathlib import Path
 
 from kvlab.reference.tasks import jumps
-from support.node import NODE
+from support.node import node
 
 MODULE = Path("docs/playground/tasks/jumps.mjs").resolve().as_uri()
 
@@ -18,8 +17,7 @@ def answer(function: str, texts: list[str]) -> list[str]:
           try {{ return jumps.{function}(text); }} catch (error) {{ return error.message; }}
         }};
         process.stdout.write(JSON.stringify({json.dumps(texts)}.map(call)));"""
-    command = [str(NODE), "--input-type=module", "--eval", program]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return json.loads(node("--input-type=module", "--eval", program))
 
 
 def test_a_program_is_shown_line_by_line():

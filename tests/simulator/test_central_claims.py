@@ -12,7 +12,6 @@ from kvlab.reference import methods
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.streams import run_stream
-from support.sampling import sampled
 from support.tolerances import MONTE_CARLO
 
 SEEDS = range(6)
@@ -45,7 +44,8 @@ def hits(workload, *specs):
     return [(asked & (each.left[0] >= tokens[:, None])).sum() / asked.sum() for each in found]
 
 
-@pytest.mark.parametrize("baseline", sampled(BASELINES, BASELINES[:1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("baseline", BASELINES)
 def test_tracking_recurrence_pays_where_entries_recur(baseline):
     recurrence = (workloads.periodic_recurrence(seed=seed, bound=WINDOW) for seed in SEEDS)
     tracked, others = np.transpose([hits(each, LAZY, baseline) for each in recurrence])

@@ -7,6 +7,7 @@ from kvlab.reference import methods
 from kvlab.reference.simulator.occupancy import occupancies
 from kvlab.reference.simulator.replay import replay
 from support.noise import noise
+from support.sampling import diagonal
 from support.tolerances import FLOAT64
 
 pytestmark = pytest.mark.usefixtures("shapes")
@@ -33,9 +34,9 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize(("block_size", "head_dim"), [(None, 8), (6, 12)])
-@pytest.mark.parametrize(("spec", "budget"), SPECS)
-def test_counts_and_bits_are_those_of_a_replay(spec, budget, block_size, head_dim):
+@pytest.mark.parametrize(("asked", "sizes"), diagonal(SPECS, [(None, 8), (6, 12)]))
+def test_counts_and_bits_are_those_of_a_replay(asked, sizes):
+    (spec, budget), (block_size, head_dim) = asked, sizes
     policy = methods.get(spec, budget)
     found = occupancies(policy, 20, 50, block_size, head_dim)[0]
     (fate,) = next(replay(noise(layers=1, d=head_dim), [policy], block_size))

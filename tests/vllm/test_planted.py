@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from support.running import python as run
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -26,9 +26,8 @@ def test_a_mistake_is_noticed(mistake, python, tmp_path):
     text = file.read_text()
     assert text.count(mistake["right"]) == 1
     file.write_text(text.replace(mistake["right"], mistake["wrong"]))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", str(HERE / mistake["test"])]
-    command += ["-m", "slow or not slow", "-p", "no:cacheprovider"]
+    command = ("-m", "pytest", "-q", "-x", HERE / mistake["test"], "-p", "no:cacheprovider")
     environment = os.environ | {"KVLAB_PLANTED": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = run(*command, "-m", "slow or not slow", cwd=ROOT, env=environment)
     assert done.returncode == 1, done.stdout
     assert "1 failed" in done.stdout and "AssertionError" in done.stdout

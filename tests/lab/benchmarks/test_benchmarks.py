@@ -51,6 +51,7 @@ def by_name(outcomes):
 # --- decoding ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_decoding_speed_is_written_with_machine_and_versions(measured):
     rounds = ("--repeats", 1, "--whole-repeats", 1, "--tokens", 8, "--stretch", 2)
     found = measured(decode, *rounds)
@@ -99,6 +100,7 @@ def test_shares_are_taken_within_a_round():
     assert decode.share_of([50, 100, 300], full=[100, 200, 400]) == 0.5
 
 
+@pytest.mark.slow
 def test_engines_are_measured_beside_methods(measured, monkeypatch):
     told = {"times": [[0, 0], [1, 2], [3, 6]]}
     for name, found in (("fetched", tiny_llama()), ("model_location", None)):
@@ -148,6 +150,7 @@ def test_a_gpu_is_asked_for(benchmark):
         benchmark.main()
 
 
+@pytest.mark.slow
 def test_a_tiny_model_runs_everywhere_and_is_shown(measured):
     found = measured(end_to_end, "--small")
     stock, full, h2o = found["parts"]["one_text"]
@@ -185,6 +188,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(kernels, "ROWS", 5)  # the interpreter takes a minute for a prompt
 
 
+@pytest.mark.slow
 def test_small_sizes_run_everywhere(interpreted, measured):
     found = measured(kernels, "--small")
     rows = found["parts"]["kernels"]
@@ -196,6 +200,7 @@ def test_small_sizes_run_everywhere(interpreted, measured):
     assert found["versions"]["triton"]
 
 
+@pytest.mark.slow
 def test_rivals_attend_to_the_same(interpreted):
     """A rival that computes something else says nothing."""
     size = kernels.Size(1, 20, DEVICE, torch.float32)

@@ -1,9 +1,6 @@
 """All commands: help, what every option refuses, the data that they print, and how they start."""
 
-import os
 import signal
-import subprocess
-import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +11,7 @@ import typer
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.commands import options
+from support.running import python
 from support.sampling import slow
 
 
@@ -145,7 +143,7 @@ from kvlab.fast.lab.cli import app
 get_command(app)
 print(*{"torch", "transformers", "pyarrow", "ray", "matplotlib", "scipy"} & sys.modules.keys())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code, check=True)
     assert not done.stdout.strip()
 
 
@@ -175,7 +173,7 @@ main()
 )
 def test_an_interrupt_prints_no_traceback(module, tmp_path):
     code = INTERRUPTED.format(module=module, report=str(tmp_path / "r.html"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode in (1, 130, -signal.SIGINT)
     assert "Traceback" not in done.stderr
 
@@ -195,9 +193,7 @@ sys.argv = ["kvlab", {command!r}]
 from kvlab.fast.lab.start import main
 main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
-    )
+    done = python("-c", code)
     assert done.returncode == 2
     expected = f"kvlab: this command needs {missing}: pip install 'kvlab[fast]'"
     assert [line for line in done.stderr.splitlines() if line.strip()] == [expected]

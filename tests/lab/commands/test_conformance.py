@@ -2,12 +2,11 @@
 
 import json
 import os
+from functools import partial
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.commands import conformance
 from kvlab.reference import methods
 from kvlab.reference.conformance import publishing, vectors
@@ -15,6 +14,7 @@ from kvlab.reference.conformance.checker import published
 from kvlab.reference.conformance.planned import PUBLISHED
 from kvlab.reference.conformance.targets import has_vectors
 from kvlab.reference.processes import THREADS
+from support import running
 
 RIGHT = """
 from kvlab.reference.selection import keep_set
@@ -35,8 +35,7 @@ def file(tmp_path):
     return write
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["conformance", *arguments])
+invoke = partial(running.invoke, "conformance")
 
 
 def test_run_prints_a_row_per_group(file):
@@ -76,6 +75,7 @@ IMPLEMENTATIONS |= {"attend": attend, "pack": lambda codes, bits: codes}
 """
 
 
+@pytest.mark.slow
 def test_several_processes_report_what_one_does(file):
     asked = ("run", file(WRONG + CRASHES), "--json", "--no-minimise")
     groups = [("--group", "plain"), ("--group", "ties")]
@@ -89,6 +89,7 @@ def test_several_processes_report_what_one_does(file):
     assert all(each["failed"] for each in told if each["target"] != "pack")
 
 
+@pytest.mark.slow
 def test_processes_at_once_share_the_processors_threads(file, tmp_path, monkeypatch):
     for variable in THREADS:
         monkeypatch.delenv(variable, raising=False)

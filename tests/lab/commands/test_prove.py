@@ -4,12 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.reference import proofs
 from kvlab.reference.proofs import machine_checked
 from kvlab.reference.proofs.claim import Kind, Verdict, proved, refuted
+from support.running import invoke
 
 FINDINGS = {
     "One is one.": proved("1 = 1"),
@@ -30,7 +29,7 @@ def prove(monkeypatch):
         results = [proofs.Result(each, FINDINGS[each.statement], 0.0) for each in claims]
         monkeypatch.setattr(proofs, "claims", lambda paper, tags: claims)
         monkeypatch.setattr(proofs, "prove", lambda chosen, workers: results)
-        return CliRunner().invoke(app, ["prove", *options])
+        return invoke("prove", *options)
 
     return run
 
@@ -52,6 +51,7 @@ def test_another_verdict_than_registered_ends_with_one(prove):
     assert "expected: proved symbolically" in result.stderr
 
 
+@pytest.mark.slow
 def test_claims_are_checked_in_other_processes():
     chosen = proofs.claims("caote", ["CA-1", "CA-2b", "CA-11a"])
     found = list(proofs.prove(chosen, workers=2))
@@ -64,15 +64,15 @@ def test_theorems_that_rocq_accepts_or_not(monkeypatch, error, code):
     theorem = machine_checked.theorems("caote")[0]
     found = machine_checked.Checked(theorem, error, ["Classical_Prop.classic"])
     monkeypatch.setattr(machine_checked, "check", lambda paper: iter([found]))
-    result = CliRunner().invoke(app, ["prove", "--rocq", "--json"])
+    result = invoke("prove", "--rocq", "--json")
     [told] = json.loads(result.stdout)
     assert result.exit_code == code and (told["verdict"] == "proved") == (not error)
-    shown = CliRunner().invoke(app, ["prove", "--rocq"]).output
+    shown = invoke("prove", "--rocq").output
     assert f"{1 - code} of 1 theorems accepted" in shown and "assumes Classical_Prop" in shown
 
 
 def test_without_coqc_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setenv("PATH", "")
     for options, said in ((["--claim", "CA-1"], "leave it out, or --rocq"), ([], "no coqc, which")):
-        refused = CliRunner().invoke(app, ["prove", "--rocq", *options])
+        refused = invoke("prove", "--rocq", *options)
         assert said in str(refused.exception)

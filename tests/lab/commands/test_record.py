@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from kvlab.fast.lab import recording
-from kvlab.fast.lab.cli import app
 from kvlab.fast.models import loading
 from kvlab.reference import Transformer
 from kvlab.reference.files import query_statistics
@@ -15,6 +13,7 @@ from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.trace import load_trace, record_trace, save_trace
 from kvlab.reference.tasks import reasoning
 from support.models import prompts, tiny
+from support.running import printed
 from support.tolerances import FLOAT32_LOGITS
 
 WRITTEN = 12
@@ -109,12 +108,10 @@ def test_statistics_are_of_the_queries_before_their_rotation(reasoner, trace, tm
 def test_statistics_of_a_command_serve_a_method(tmp_path):
     path = str(tmp_path / "statistics")
     told = ["--prompt", "1+1=", "--max-new-tokens", "6"]
-    recorded = CliRunner().invoke(app, ["trace", *told, "--statistics", "-o", path])
-    assert recorded.exit_code == 0, recorded.output
+    printed("trace", *told, "--statistics", "-o", path)
     for method in ("expected_attention@sinks=1,every=2", "triattention@every=2"):
         told[-1:] = ["8", "--budget", "4", "--method", f"{method},statistics={path}"]
-        written = CliRunner().invoke(app, ["generate", *told])
-        assert written.exit_code == 0 and "entries kept" in written.output, written.output
+        assert "entries kept" in printed("generate", *told)
         told = told[:4]
 
 

@@ -6,12 +6,11 @@ from importlib import import_module
 from itertools import islice
 
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.sweep import compare
 from kvlab.reference.processes import process_pool
 from support.outside import methods_named
+from support.running import invoke
 from support.shapes import shapes_checked
 
 BROKEN = '''
@@ -54,8 +53,8 @@ def _shapes_are_not_checked(here):
         yield
 
 
-def invoke(typed, places):
-    return CliRunner().invoke(app, [str(places.get(word, word)) for word in typed.split()])
+def typed_in(typed, places):
+    return invoke(*(places.get(word, word) for word in typed.split()))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +73,8 @@ def test_a_method_that_fails_is_a_row_beside_the_others(typed, rows, noise_file,
     places = {"TRACE": noise_file, "OUT": tmp_path / "out"}
     lines = [n for n, text in enumerate(BROKEN.splitlines(), 1) if "raise" in text]
     with methods_named(tmp_path / "broken.py"):
-        data = invoke(f"{typed} --json", places)
-        shown = invoke(typed, places) if rows in (None, "methods") else data  # models take time
+        data = typed_in(f"{typed} --json", places)
+        shown = typed_in(typed, places) if rows in (None, "methods") else data  # models take time
     assert (shown.exit_code, data.exit_code) == (1, 1), (shown.output, shown.exception)
     reason = f"KeyError: 'depth' (broken.py, line {lines['early' in typed]})"
     assert reason in " ".join(shown.stdout.split())
@@ -89,7 +88,7 @@ def test_a_method_that_fails_is_a_row_beside_the_others(typed, rows, noise_file,
 def test_the_one_method_of_generate_is_named_when_it_fails(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     with methods_named(tmp_path / "broken.py"):
-        found = invoke("generate --method broken --budget 20", {})
+        found = typed_in("generate --method broken --budget 20", {})
     assert found.exit_code == 1
     assert "kvlab: broken: KeyError: 'depth' (broken.py, line" in found.stderr
 
@@ -122,7 +121,7 @@ def test_ctrl_c_says_what_there_is_and_leaves_no_folder(typed, noise_file, tmp_p
 
         monkeypatch.setattr(f"{module}.{name}", interrupted)
     places = {"TRACE": noise_file, "OUT": tmp_path / "made" / "deep" / "out"}
-    found = invoke(typed, places)
+    found = typed_in(typed, places)
     assert found.exit_code == 130, (found.output, found.exception)
     assert "stopped: 1 row printed, no file written" in found.stderr
     assert [line for line in found.stdout.splitlines() if line.startswith(("full", "knorm"))]

@@ -4,10 +4,8 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from kvlab.fast import compress
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.engines import agreement
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.likelihood import Passage, rate
@@ -21,6 +19,7 @@ from kvlab.fast.lab.tables import layout
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 from support.models import tiny
+from support.running import printed
 from support.sweeping import made
 from support.texts import byte_model
 
@@ -151,9 +150,7 @@ def place(tmp_path_factory):
 def perplexity(place, *more):
     asked = ["perplexity", "--model", place / "model", "--text", place / "text.txt"]
     asked += ["--window", "64", "--windows", "2", "--budgets", "32", "--methods", "h2o", *more]
-    ran = CliRunner().invoke(app, [*map(str, asked)])
-    assert ran.exit_code == 0, ran.output
-    return ran.stdout
+    return printed(*asked)
 
 
 def test_perplexity_says_what_it_measured(place):

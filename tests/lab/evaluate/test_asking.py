@@ -90,6 +90,7 @@ class HalvedReasoning(tasks.Reasoning):
         return super().grade(problem.whole, text)
 
 
+@pytest.mark.slow
 def test_a_sweep_asks_after_the_text_is_compressed(monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "halved", HalvedReasoning)
     about = {"models": ("reasoner",), "tasks": ("halved",), "block_size": 32}

@@ -70,7 +70,7 @@ def test_only_a_token_that_stands_nowhere_else_ends_an_answer():
     assert Question(0, problem, [1], [9, 6, 9]).stop is None
 
 
-@pytest.mark.parametrize("spec", sampled(SPECS, ["tova", KIVI]))
+@pytest.mark.parametrize("spec", sampled(SPECS, ["tova"]))
 def test_the_same_figures_are_measured(spec, backends, problems):
     prompts, answers, _ = problems
     policy = methods.get(spec, SPECS[spec])

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from support.sampling import slow
+from support.running import printed
 from support.texts import CHOOSING, byte_model, write_task
 from support.tolerances import FLOAT32_LOGITS
 
@@ -22,7 +21,6 @@ from lm_eval.api.registry import get_model  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from kvlab.fast.lab import harness  # noqa: E402
-from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
 from kvlab.fast.lab.points import After  # noqa: E402
 from kvlab.fast.lab.tables import layout  # noqa: E402
@@ -127,14 +125,10 @@ def plain(model, tasks):
     return answers(own, tasks, GENERATED), answers(own, tasks, RATED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "budget", "block_size"),
-    [
-        slow(("full", None, None)),
-        slow(("full", None, 16)),
-        ("h2o", 100_000, 16),
-        slow(("caote:tova", "100%", None)),
-    ],
+    [("full", None, None), ("full", None, 16), ("h2o", 100_000, 16), ("caote:tova", "100%", None)],
 )
 def test_with_room_for_everything_the_harness_sees_the_plain_model(
     model, tasks, plain, spec, budget, block_size
@@ -178,9 +172,7 @@ def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(task
         *("eval", "--tasks", "reasoner_local", "--include-path", str(tasks), "--batch-size", "2"),
         *("--methods", "full; streaming_llm; h2o@recent=400", "--budgets", "50%", "--json"),
     ]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    found = json.loads(result.stdout)
+    found = json.loads(printed(*arguments))
     values = {(each["method"], each["budget"]): each["value"] for each in found["figures"]}
     assert values["full", None] == 1.0
     assert values["streaming_llm", "50%"] < 0.5

@@ -13,6 +13,7 @@ from kvlab.reference.generate import advance, start
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
+from support.sampling import diagonal
 from support.tolerances import FLOAT32_LOGITS, FLOAT64
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
@@ -88,8 +89,7 @@ def test_a_continuation_is_fed_as_if_written_or_as_a_prompt(model, teacher, feed
         assert other > 100 * FLOAT32_LOGITS, "another question"
 
 
-@pytest.mark.parametrize("block", [None, BLOCK])
-@pytest.mark.parametrize("feed", ["steps", "blocks"])
+@pytest.mark.parametrize(("feed", "block"), diagonal(["steps", "blocks"], [None, BLOCK]))
 def test_a_batch_rates_what_each_alone_is_rated(model, feed, block):
     together = rate(model, "h2o", 80, PASSAGES, block, feed, 3)
     for passage, found in zip(PASSAGES, together, strict=True):

@@ -58,13 +58,13 @@ def test_problems_ask_for_definitions_from_the_first_to_the_last():
 def test_the_reasoner_finds_its_definitions_with_the_full_cache(data, tmp_path):
     drawing = tmp_path / "deep" / "needle.svg"
     found = data(
-        *("needle", "--methods", "full; streaming_llm; raas", "--budgets", "50%", "--trials", "2"),
+        *("needle", "--methods", "full; streaming_llm; raas", "--budgets", "50%", "--trials", "1"),
         *("--depths", "2", "--heat-map", drawing, "--no-controls"),
     )
     assert [round(each["mean_length"]) for each in found["lengths"]] == [183, 211, 239]
     rows = {row["method"]: row for row in found["rows"]}
     assert rows.keys() == {"full", "streaming_llm"}
-    assert rows["full"]["outcomes"] == [True] * 12
+    assert rows["full"]["outcomes"] == [True] * 6
     assert rows["full"]["interval"]["mean"] == 1.0
     missed = [not each for each in rows["streaming_llm"]["outcomes"]]
     assert sum(missed[1::2]) > sum(missed[::2])  # the end of the problem is gone in its turn

@@ -165,6 +165,7 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
 # --- drafts: the compressed cache drafts, the full cache verifies --------------------------------
 
 
+@pytest.mark.slow
 def test_tokens_accepted_are_those_on_which_both_caches_agree():
     """What is measured along the full cache's answers is an independent count of the same."""
     asked = {"methods": ["full", "h2o", "oracle"], "budgets": [60], "problems": 2, "batch": 2}

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 import tomllib
 from concurrent.futures import Future
@@ -16,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.backends import fingerprint
 from kvlab.fast.lab.sweep import jobs as doing
@@ -39,7 +36,8 @@ from kvlab.reference import methods
 from kvlab.reference.methods import read
 from kvlab.reference.models import reasoner_directory
 from support.outside import SOURCE, methods_named, write_files
-from support.sweeping import SMALL, Gate, kvlab, results, wait_until
+from support.running import invoke
+from support.sweeping import SMALL, Gate, kvlab, results, short_sweep, wait_until
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 FOUND = {}
@@ -118,13 +116,7 @@ def test_an_id_changes_with_all_that_results_depend_on(small):
 
 
 def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeypatch):
-    wanted = {
-        "methods": ["h2o"],
-        "budgets": [40],
-        "problems": 1,
-        "tasks": ["jumps@fewest=3,most=4"],
-    }
-    sweep = make_sweep({**wanted, "models": ["jumps"]})
+    sweep = short_sweep()
     plan, here = make_plan(sweep), backends.device_here("fast")
     packages = f"torch {version('torch').partition('+')[0]}, transformers {version('transformers')}"
     assert (plan.device, plan.subjects[0].dtype, plan.versions) == (here, "float32", packages)
@@ -145,10 +137,8 @@ def test_what_was_computed_elsewhere_or_otherwise_is_not_taken(tmp_path, monkeyp
 
 
 def test_workers_share_the_devices_of_a_sweep_and_load_its_format_once(tmp_path, monkeypatch):
-    wanted = {"methods": ["h2o"], "budgets": [40], "problems": 2, "batch": 1, "models": ["jumps"]}
-    wanted["tasks"] = ["jumps@fewest=3,most=4"]
     usual, on_one, fine = (
-        make_plan(make_sweep(wanted | more))
+        make_plan(short_sweep(problems=2, batch=1, **more))
         for more in ({}, {"device": "cpu"}, {"dtype": "float64", "device": "cpu,cpu:0"})
     )
     ids = [[job.id for job in plan.jobs()] for plan in (usual, on_one, fine)]
@@ -162,10 +152,8 @@ def test_workers_share_the_devices_of_a_sweep_and_load_its_format_once(tmp_path,
     monkeypatch.setattr(
         doing, "load_backend", lambda *how: loaded.append(how[2:]) or backends.load_backend(*how)
     )
-    for name, engine in (("one", in_this_process), ("two", choose_engine("local", workers=2))):
-        assert run_sweep(fine, tmp_path / name, engine).done == 2
+    assert run_sweep(fine, tmp_path, in_this_process).done == 2
     assert loaded == places[:1]
-    assert results(tmp_path / "one") == results(tmp_path / "two")
 
 
 def test_a_model_of_the_hub_is_one_revision_of_it(monkeypatch):
@@ -323,7 +311,7 @@ def test_what_goes_wrong_in_a_job_is_reported(common, tmp_path, monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(doing, "do_job", fail)
-    assert CliRunner().invoke(app, common).exit_code == 1
+    assert invoke(*common).exit_code == 1
     (written,) = (tmp_path / "out" / FAILURES).iterdir()
     assert "RuntimeError: out of memory" in written.read_text()
     assert "in fail" in written.read_text()
@@ -388,12 +376,12 @@ def test_changed_code_of_outside_methods_is_run_again(tmp_path):
     """Jobs of kvlab's own methods are not, and each version of the code keeps its results."""
     files, found, done = write_files(tmp_path), [], []
     changed = SOURCE.replace('(state.entries["looks"] + 1) /', "age + 0 *")
-    wanted = {"methods": ["tova", "caote:looks"], "budgets": [60], "problems": 1, "measured": 1}
-    wanted |= {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"], "backend": "reference"}
+    wanted = {"methods": ["tova", "caote:looks"], "budgets": [60], "measured": 1}
     for source in (SOURCE, changed, SOURCE):
         files[-1].write_text(source)
         with methods_named(*files):
-            done.append(run_sweep(make_plan(make_sweep(wanted)), tmp_path, in_this_process).done)
+            plan = make_plan(short_sweep(**wanted, backend="reference"))
+            done.append(run_sweep(plan, tmp_path, in_this_process).done)
             stored = read_stored(tmp_path)
         found.append({row.method: row.output_error for row in stored.rows})
     assert done == [2, 1, 0]
@@ -453,7 +441,7 @@ def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
         return []
 
     monkeypatch.setattr(doing, "do_job", chatter)
-    found = CliRunner().invoke(app, [*common, "--json"])
+    found = invoke(*common, "--json")
     assert json.loads(found.stdout)["done now"] == 1
     assert "(raylet) A worker died" in found.stderr
 
@@ -482,21 +470,18 @@ def test_a_killed_sweep_leaves_no_process_behind(small, tmp_path):
 
 def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path, monkeypatch):
     _, directory = small
-    gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
+    out, engine = tmp_path / "out", "kvlab.fast.lab.sweep.run.in_this_process"
     command = ("sweep", str(directory / "sweep.toml"), "--out", str(out))
-    with kvlab(*command, before=gate.holding("jobs")) as process:
-        gate.wait_until_held(process)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=900)
-    assert process.returncode == 130
-    assert "nothing that was done is lost" in said
-    assert "Traceback" not in said
-    assert len(results(out)) == 2
-    monkeypatch.setattr("kvlab.fast.lab.sweep.run.in_this_process", again)
-    assert CliRunner().invoke(app, command).exit_code == 0
+    monkeypatch.setattr(engine, partial(again, most=2))
+    stopped = invoke(*command)
+    assert (stopped.exit_code, len(results(out))) == (130, 2)
+    assert "nothing that was done is lost" in " ".join(stopped.stderr.split())
+    monkeypatch.setattr(engine, again)
+    assert invoke(*command).exit_code == 0
     assert results(out) == results(directory)
 
 
+@pytest.mark.slow
 def test_two_commands_share_a_sweep_and_a_kill_loses_only_the_job_that_was_running(small, tmp_path):
     """Both hold at RaaS; the first is then killed with SIGKILL, and the other does its job, too."""
     _, directory = small

@@ -12,6 +12,7 @@ from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import STEP, Size, Y
 from study import train_restated
+from support.sampling import slow
 
 SMALL = tuple(replace(stage, tokens=300) for stage in train_jumps.STAGES)
 """Batches that take a moment."""
@@ -98,11 +99,8 @@ def test_entries_of_restated_programs_are_hidden_from_later_queries():
 @pytest.mark.parametrize(
     "curriculum",
     [
-        lambda: Curriculum(Recipe(steps=4, stages=SMALL)),
-        pytest.param(
-            lambda: train_restated.Curriculum(train_restated.Recipe(steps=4)),
-            marks=pytest.mark.slow,
-        ),
+        slow(lambda: Curriculum(Recipe(steps=4, stages=SMALL))),
+        slow(lambda: train_restated.Curriculum(train_restated.Recipe(steps=4))),
         lambda: train_reasoner.Curriculum(train_reasoner.Recipe(steps=4, tokens_per_step=300)),
     ],
     ids=["jumps", "jumps_restated", "reasoner"],
