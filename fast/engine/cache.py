@@ -59,7 +59,7 @@ class BatchClock:
     @property
     def present(self) -> tuple[int, ...]:
         """Tokens of each sequence in this block, without padding."""
-        return self.once("present", lambda: tuple(row.block for row in self.rows))
+        return self.once("present", lambda: tuple([row.block for row in self.rows]))
 
     @property
     def padded_first(self) -> bool:
@@ -273,7 +273,7 @@ class LayerCache:
         else:
             self.settle()
             self.columns.append(columns, self.dtype)
-        self.counts = tuple(a + b for a, b in zip(self.counts, present, strict=True))
+        self.counts = tuple([a + b for a, b in zip(self.counts, present, strict=True)])
         return reused
 
     def compact(self, keep: KeepSet) -> None:
@@ -293,7 +293,7 @@ class LayerCache:
     def evict_one(self, slot: Int[Tensor, "N G 1"]) -> None:
         """Evict one entry of every head: the next token overwrites its slot."""
         self._vacant = slot
-        self.counts = tuple(count - 1 for count in self.counts)
+        self.counts = tuple([count - 1 for count in self.counts])
         self.ordered = False
 
     def count_on(self, leaving: int) -> None:

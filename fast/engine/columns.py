@@ -47,7 +47,8 @@ class Columns:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a column, to read or to write to."""
-        return self._rows(name, 0, self.count)
+        view = self._views.get((name, 0, self.count))
+        return self._rows(name, 0, self.count) if view is None else view
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -67,7 +68,7 @@ class Columns:
             self._resize(grown(self.capacity, first + m))
         rows, self.count = self._fitted(rows), first + m
         for name, added in rows.items():
-            self._rows(name, first, m).copy_(added)
+            self._column(name).narrow(2, first, m).copy_(added)
         if self.count > self.filled:
             for name, column in self.state.items():
                 self._rows(name, first, self.capacity - first).fill_(column.start)
@@ -156,11 +157,16 @@ class Columns:
 
         They go into ``slots``, as `overwrite` returned them; None for the last slots.
         """
-        for name, new in self._fitted(rows).items():
+        for name, new in rows.items():
+            if new.dtype != self.places[name][0][0]:
+                self.write(self._widened(rows), first, slots)
+                return
             if slots is None:
                 self.of_sequences(name, first, new.shape[0], self.count - 1).copy_(new)
-            else:
-                self.flat(name).index_copy_(0, slots, new.flatten(0, 2))
+                continue
+            view = self._views.get((name, 0, -1))
+            view = self._flat_column(name) if view is None else view
+            view.index_copy_(0, slots, new.flatten(0, 2))
 
     def of_sequences(self, name: str, first: int, sequences: int, slot: int = 0) -> Tensor:
         """Return a column of some consecutive sequences from a slot on, to read or to write to."""
@@ -170,6 +176,15 @@ class Columns:
             view = self._rows(name, slot, self.count - slot).narrow(0, first, sequences)
             self._views[key] = view
         return view
+
+    def vectors_of(self, first: int, sequences: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of some consecutive sequences, to read."""
+        keys = self._views.get(("keys", first, sequences, 0, self.count))
+        values = self._views.get(("values", first, sequences, 0, self.count))
+        if keys is None or values is None:
+            keys = self.of_sequences("keys", first, sequences)
+            values = self.of_sequences("values", first, sequences)
+        return keys, values
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -239,7 +254,9 @@ class Columns:
     def _rows(self, name: str, first: int, m: int) -> Tensor:
         view = self._views.get((name, first, m))
         if view is None:
-            view = self._views[name, first, m] = self._column(name).narrow(2, first, m)
+            column = self._views.get((name,))
+            column = self._column(name) if column is None else column
+            view = self._views[name, first, m] = column.narrow(2, first, m)
         return view
 
     def _column(self, name: str) -> Tensor:
@@ -250,13 +267,10 @@ class Columns:
             view = self._views[name,] = self.buffers[kind][number]
         return view
 
-    def flat(self, name: str) -> Tensor:
+    def _flat_column(self, name: str) -> Tensor:
         """Return a column with the slots of all heads along one axis."""
-        view = self._views.get((name, 0, -1))
-        if view is None:
-            kind, number = self.places[name]
-            view = self._flat(self.buffers[kind])[number]
-            self._views[name, 0, -1] = view
+        kind, number = self.places[name]
+        view = self._views[name, 0, -1] = self._flat(self.buffers[kind])[number]
         return view
 
     def _flat(self, buffer: Tensor) -> Tensor:

@@ -82,8 +82,6 @@ class LayerView:
     """Whether the keys are rotated to other positions than those of their tokens."""
     read: dict[str, Vectors] = field(default_factory=dict)
     """Keys and values that are read in place of the stored ones: decoded, or rotated."""
-    converted: dict[str, Vectors] = field(default_factory=dict)
-    """Keys and values that have been converted to the number format of the computation."""
 
     def column(self, name: str) -> Tensor:
         """Return positions, a column of the state, or keys or values as stored or decoded."""
@@ -96,34 +94,32 @@ class LayerView:
             return self.read[name]
         return self.cache.columns[name]
 
-    @property
+    @cached_property
     def positions(self) -> Positions:
         """Absolute position of each entry, -1 where a slot is empty."""
         return self.column("positions")
 
-    @property
+    @cached_property
     def keys(self) -> Vectors:
         """Keys in the number format of the computation."""
-        return self._converted("keys")
+        return self.column("keys").to(self.cache.dtype)
 
-    @property
+    @cached_property
     def values(self) -> Vectors:
         """Values in the number format of the computation."""
-        return self._converted("values")
+        return self.column("values").to(self.cache.dtype)
+
+    def vectors(self) -> tuple[Vectors, Vectors]:
+        """Return keys and values as stored or decoded."""
+        if self.sequences is not None and not self.read:
+            return self.cache.columns.vectors_of(*self.sequences)
+        return self.column("keys"), self.column("values")
 
     def fused(self) -> tuple[Vectors, Vectors]:
         """Return keys and values as PyTorch's fused kernels read them on this device."""
-        keys, values = self.column("keys"), self.column("values")
+        keys, values = self.vectors()
         as_stored = keys.is_cuda or keys.dtype == self.cache.dtype
         return (keys, values) if as_stored else (self.keys, self.values)
-
-    def _converted(self, name: str) -> Vectors:
-        stored = self.column(name)
-        if stored.dtype == self.cache.dtype:
-            return stored
-        if name not in self.converted:
-            self.converted[name] = stored.to(self.cache.dtype)
-        return self.converted[name]
 
 
 def reposition(
@@ -190,7 +186,8 @@ def attend_as_needed(
     Without positions they are the newest token alone, which reads every entry.
     """
     if query_positions is None:
-        tables = None if view.repositioned else view.cache.tables()
+        coded = view.cache.mixed is not None and not view.repositioned
+        tables = view.cache.tables() if coded else None
         if view.cache.triton or tables is not None:
             reduce = needs.reduction if read else "skip"
             return _attend_from_newest(needs, reduce, queries, view, tables)
@@ -201,8 +198,10 @@ def attend_as_needed(
         mask = (view.positions >= 0)[:, :, None, None]
     if not read and view.softcap is None:
         return attend_without_weights(queries, *view.fused(), mask), Attended()
-    weights = softmax(logits(queries, view.keys, view.softcap), mask)
-    output = weighted_values(weights, view.values)
+    keys, values = view.vectors()
+    dtype = view.cache.dtype
+    weights = softmax(logits(queries, keys.to(dtype), view.softcap), mask)
+    output = weighted_values(weights, values.to(dtype))
     newest = output if needs.output and query_positions is None else None
     return output, Attended(weights, output=newest) if read else Attended()
 
@@ -231,7 +230,7 @@ def _attend_from_newest(
         if joins and needs.counters is not None:
             counters = needs.counters(view.column)
         positions = view.positions if view.cache.ragged else None
-        keys, values = view.column("keys"), view.column("values")
+        keys, values = view.vectors()
         if needs.output:
             exact = torch.empty(queries.shape, dtype=view.cache.dtype, device=queries.device)
         output, found = decode_attention(
@@ -288,7 +287,7 @@ class Observation:
         """Number of the layer in the model; -1 for all layers together."""
         return self.numbers[0] if len(self.numbers) == 1 else -1
 
-    @property
+    @cached_property
     def cache(self) -> LayerCache:
         """The cache that holds the present entries."""
         return self.view.cache

@@ -326,7 +326,7 @@ class Policy:
 
     def ended(self, clock: BatchClock) -> bool:
         """Say whether nothing is decided about after this block."""
-        return clock.once("ended", lambda: all(self.schedule.ended(row) for row in clock.rows))
+        return clock.once("ended", lambda: all(map(self.schedule.ended, clock.rows)))
 
     def observes(self, clock: BatchClock) -> bool:
         """Say whether a decision after this block, or after a later one, needs what it saw."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -161,7 +162,15 @@ def _append(cache: LayerCache, block: Block) -> LayerView:
 def _observation(group: Group, step: Step) -> Observation:
     """Return what the block's tokens see, in all layers of the group that were given it."""
     block, queries = step.blocks[-1], joined(step.queries)
-    given = [each.hidden_states for each in step.blocks if each.hidden_states is not None]
+    of_model: dict[str, Any] = {}
+    if group.policy.reads_model:
+        given = [each.hidden_states for each in step.blocks if each.hidden_states is not None]
+        of_model = {
+            "hidden_states": joined(given).to(queries.dtype) if given else None,
+            "rotations": [each.rotate for each in step.blocks if each.rotate is not None],
+            "projections": [x.projection for x in step.blocks if x.projection is not None],
+            "model": block.model,
+        }
     return Observation(
         clock=step.clock,
         numbers=[each.layer for each in step.blocks],
@@ -170,10 +179,7 @@ def _observation(group: Group, step: Step) -> Observation:
         query_positions=step.clock.positions,
         view=step.view or LayerView(group.cache, block.softcap),
         confidence=block.confidence,
-        hidden_states=joined(given).to(queries.dtype) if given else None,
-        rotations=[each.rotate for each in step.blocks if each.rotate is not None],
-        model=block.model,
-        projections=[each.projection for each in step.blocks if each.projection is not None],
+        **of_model,
     )
 
 
@@ -332,7 +338,7 @@ def plan(
         each or _plan_by_data(policy, seen, number, entries[number], protected)
         for number, each in enumerate(known)
     ]
-    leaving, room = ([each[i] for each in plans] for i in range(2))
+    leaving, room = map(list, zip(*plans, strict=True))
     if alike:
         clock.memo[key] = leaving, room
     return leaving, room

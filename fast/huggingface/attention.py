@@ -9,7 +9,7 @@ mask would give wrong text without an error.
 import sys
 from dataclasses import dataclass
 from math import isclose, sqrt
-from typing import Any
+from typing import Any, NoReturn
 from weakref import proxy
 
 import torch
@@ -20,6 +20,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.step import Block, attend
+from kvlab.fast.huggingface.text import State
 from kvlab.fast.kernels.attention import compute_dtype
 from kvlab.fast.kernels.notation import Float, QueryPositions, Tensor, Vectors
 
@@ -27,11 +28,11 @@ TICKET = "_kvlab_ticket"
 IMPLEMENTATION = "kvlab"
 """Name of the attention and mask functions in the model's configuration."""
 
-WITHOUT_EFFECT = (
+WITHOUT_EFFECT = {
     *("position_ids", "cache_position", "use_cache", "sliding_window", "deterministic"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
     *("logits_to_keep", "num_items_in_batch"),
-)
+}
 """Arguments that models pass to attention and that do not change its result."""
 
 
@@ -64,7 +65,9 @@ class CompressedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Hand the block's own keys and values on; `attention` takes them to the entries."""
         self.is_initialized = True
-        self.block = self.owner.text.running_block(self.owner.attachment.closed)
+        text, closed = self.owner.text, self.owner.attachment.closed
+        runs = text.state is State.RUNNING and not closed
+        self.block = text.block if runs and text.block else text.running_block(closed)
         self.waiting = object()
         tagged = key_states.view_as(key_states)
         setattr(tagged, TICKET, Ticket(self, self.waiting))
@@ -114,39 +117,37 @@ def attention(
 
     Dropout, and attention that kvlab does not know, are refused.
     """
-    _refuse_unknown(module, dropout, kwargs)
+    if dropout or not kwargs.keys() <= WITHOUT_EFFECT:
+        _refuse_unknown(module, dropout, kwargs)
     ticket = getattr(key, TICKET, None)
     if ticket is None:  # a layer whose entries no policy chooses: as transformers computes it
         options = {"scaling": scaling, "is_causal": is_causal, "softcap": softcap, "s_aux": s_aux}
-        theirs = sdpa_attention_forward
-        if softcap is not None or s_aux is not None:
-            theirs = sys.modules[type(module).__module__].eager_attention_forward
-            if attention_mask is None:
-                m, n = query.shape[2], key.shape[2]
-                attention_mask = query.new_ones((m, n), dtype=torch.bool).tril(n - m)
-            least = max(torch.finfo(dtype).min for dtype in (query.dtype, torch.float32))
-            attention_mask = query.new_zeros(()).masked_fill(~attention_mask, least)
-        return theirs(module, query, key, value, attention_mask, **options)[0], None
+        return _of_transformers(module, query, key, value, attention_mask, **options), None
     if is_causal is None and attention_mask is None and query.shape[2] > 1:
         is_causal = getattr(module, "is_causal", True)  # as transformers' sdpa attention reads it
-    _check_layer(module, ticket, is_causal, s_aux)
     layer: CompressedLayer = ticket.layer
+    if layer.waiting is not ticket.call or s_aux is not None or is_causal is False:
+        _refuse_layer(module, ticket, s_aux)
     text, shared = layer.owner.text, layer.owner.attachment
     N, H, m, d = query.shape
     G = key.shape[1]
     if scaling is not None and not isclose(scaling, 1 / sqrt(d), rel_tol=1e-6):
         query = query.to(compute_dtype(query.dtype)) * (scaling * sqrt(d))
-    clock = layer.block.to(query.device)
+    clock: BatchClock = layer.block
+    if clock.positions.device != query.device:
+        clock = clock.to(query.device)
     if attention_mask is not None and attention_mask.numel() > 1:
         _check_mask(module, attention_mask, clock)
-    key, value = _in_one_format(key, value)
+    if key.dtype != value.dtype:  # autocast and RoPE leave them unequal
+        wider = torch.promote_types(key.dtype, value.dtype)
+        key, value = key.to(wider), value.to(wider)
     block = Block(
         clock,
         layer.number,
         query.view(N, G, H // G, m, d),
         key,
         value,
-        text.clock.confidence_so_far.to(query.device),
+        text.clock.confidence_now.to(query.device),
         None if shared.rotations is None else shared.rotations[layer.place],
         softcap,
         _hidden_states(module, layer, query) if text.policy.needs.hidden_states else None,
@@ -159,12 +160,24 @@ def attention(
     return output.flatten(1, 2).transpose(1, 2).contiguous(), None
 
 
-def _in_one_format(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in the wider format: autocast and RoPE leave them unequal."""
-    if key.dtype == value.dtype:
-        return key, value
-    wider = torch.promote_types(key.dtype, value.dtype)
-    return key.to(wider), value.to(wider)
+def _of_transformers(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """Return the output of a layer that is left alone."""
+    theirs = sdpa_attention_forward
+    if options["softcap"] is not None or options["s_aux"] is not None:
+        theirs = sys.modules[type(module).__module__].eager_attention_forward
+        if mask is None:
+            m, n = query.shape[2], key.shape[2]
+            mask = query.new_ones((m, n), dtype=torch.bool).tril(n - m)
+        least = max(torch.finfo(dtype).min for dtype in (query.dtype, torch.float32))
+        mask = query.new_zeros(()).masked_fill(~mask, least)
+    return theirs(module, query, key, value, mask, **options)[0]
 
 
 def _hidden_states(
@@ -210,9 +223,7 @@ def _refuse_unknown(module: torch.nn.Module, dropout: float, given: dict[str, An
         raise ValueError(f"dropout = {dropout} in attention: call model.eval() before compress()")
 
 
-def _check_layer(
-    module: torch.nn.Module, ticket: Ticket, is_causal: bool | None, sinks: Tensor | None
-) -> None:
+def _refuse_layer(module: torch.nn.Module, ticket: Ticket, sinks: Tensor | None) -> NoReturn:
     if ticket.layer.waiting is not ticket.call:
         number, owner = getattr(module, "layer_idx", None), ticket.layer.number
         what = (
@@ -229,11 +240,10 @@ def _check_layer(
             f"{_name(module)} attends with learned sinks, which kvlab does not know in layers that "
             "it compresses: use this model without compress()"
         )
-    if is_causal is False:
-        raise UnsupportedModelError(
-            f"{_name(module)} lets tokens read later ones: kvlab compresses causal attention only; "
-            "use this model without compress()"
-        )
+    raise UnsupportedModelError(
+        f"{_name(module)} lets tokens read later ones: kvlab compresses causal attention only; "
+        "use this model without compress()"
+    )
 
 
 def _check_mask(module: torch.nn.Module, mask: Tensor, clock: BatchClock) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any, NoReturn
 
@@ -106,7 +107,10 @@ class Forward:
         """Run the model on one block of a call, and end its step."""
         text, real = cache.text, blocks.tokens(part)
         block = self._block(text, given, blocks, part, real, padded)
-        with cache.padded(None if real is None else (~real).sum(dim=1)):
+        alone = nullcontext()
+        if not self.attachment.masks_nothing:
+            alone = cache.padded(None if real is None else (~real).sum(dim=1))
+        with alone:
             outputs = self.forward(**block)
         self._check_attended(cache)
         finish(text.layers)
@@ -199,6 +203,9 @@ class Forward:
         """Refuse a model that did not attend through `attention` in every layer."""
         text, layers = cache.text, [cache.layers[n] for n in self.attachment.compressed]
         text.check_open(self.attachment.closed)
+        wrong = [layer for layer in layers if layer.waiting or layer.block is not text.block]
+        if not wrong:
+            return
         idle = [layer.number for layer in layers if layer.waiting is not None]
         if idle:
             here = self.arguments.configs[-1]._attn_implementation
@@ -214,12 +221,11 @@ class Forward:
                 "compress()"
             )
         left_out = [layer.number for layer in layers if layer.block is not text.block]
-        if left_out:
-            raise UnsupportedModelError(
-                f"layer {left_out[0]}, of full attention, gave no keys to the cache in this call: "
-                "gradient checkpointing in training drops the cache, and some models leave layers "
-                "out; kvlab compresses only calls in which every such layer takes part"
-            )
+        raise UnsupportedModelError(
+            f"layer {left_out[0]}, of full attention, gave no keys to the cache in this call: "
+            "gradient checkpointing in training drops the cache, and some models leave layers "
+            "out; kvlab compresses only calls in which every such layer takes part"
+        )
 
     def _refuse_other_cache(self, given: Given, running: CompressedCache | None) -> NoReturn:
         if running is None:

@@ -205,6 +205,8 @@ class StreamClock:
         self.records_confidence = records_confidence
         self._confidence = torch.empty((0, 0), dtype=torch.float32, device="cpu")
         """Of the tokens so far, and room for more; empty if it is not recorded."""
+        self.confidence_now = self._confidence
+        """Of the tokens up to the running block's; empty if it is not recorded."""
         self._next_confidence: Float[Tensor, " N"] | None = None
         """Of the token that the model would write after the last one."""
         # how it was read
@@ -227,7 +229,7 @@ class StreamClock:
     @property
     def padded(self) -> bool:
         """Whether a column is padding."""
-        return self.columns * len(self.rows) > sum(row.seen for row in self.rows)
+        return self.columns * len(self.rows) > sum([row.seen for row in self.rows])
 
     def mask_with(self, new: int) -> Bool[Tensor, "N t"]:
         """Return which columns are no padding, with so many new ones that are none."""
@@ -247,11 +249,6 @@ class StreamClock:
         """Largest probability in the distribution that gave each token; NaN for given tokens."""
         longest = max((row.seen for row in self.rows), default=0)
         return self._confidence[:, :longest]
-
-    @property
-    def confidence_so_far(self) -> Float[Tensor, "N t"]:
-        """The confidence that a step gets: if it is not recorded, the buffer, which is empty."""
-        return self.confidence if self.records_confidence else self._confidence
 
     def check(self, sequences: int) -> None:
         """Raise ValueError if a call with so many sequences does not fit the calls before it."""
@@ -323,14 +320,13 @@ class StreamClock:
         positions = self.following(real, m)
         self._last = torch.maximum(self._last, positions[:, -1:])
         self.rows = self.rows_after(counts)
+        self.confidence_now = self.confidence if self.records_confidence else self._confidence
         return BatchClock(self.rows, positions, self._prompt)
 
     def rows_after(self, counts: Sequence[int]) -> tuple[Clock, ...]:
         """Return the clocks of all sequences after a block of so many tokens each."""
-        return tuple(
-            Clock(row.seen + count, count, row.prompt)
-            for row, count in zip(self.rows, counts, strict=True)
-        )
+        rows = zip(self.rows, counts, strict=True)
+        return tuple([Clock(row.seen + count, count, row.prompt) for row, count in rows])
 
     def following(self, real: Real | None, m: int) -> Int[Tensor, "N m"]:
         """Return the positions of the next ``m`` columns, which are -1 where they are padding.

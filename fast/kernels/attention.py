@@ -44,7 +44,7 @@ def logits(queries: Queries, keys: Vectors, softcap: float | None = None) -> Pro
         beta=0,
         alpha=d**-0.5,
     ).view(N, G, rho, m, n)
-    return squeezed(products, softcap)
+    return products if softcap is None else squeezed(products, softcap)
 
 
 def squeezed(products: OverEntries, softcap: float | None) -> OverEntries:
