@@ -31,7 +31,7 @@ class BatchClock:
     rows: tuple[Clock, ...]
     """One clock per sequence; its ``block`` does not count padding."""
     positions: QueryPositions
-    """Absolute positions of the block's tokens; -1 for padding."""
+    """Absolute positions of the block's tokens; -1 for padding, which stands before them."""
     prompt: Int[Tensor, "N 1 1"]
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this clock, because all layers ask for the same ones."""
@@ -60,11 +60,6 @@ class BatchClock:
     def present(self) -> tuple[int, ...]:
         """Tokens of each sequence in this block, without padding."""
         return self.once("present", lambda: tuple([row.block for row in self.rows]))
-
-    @property
-    def padded_first(self) -> bool:
-        """Whether no padding stands behind a token. Waits for the device."""
-        return self.once("padded first", lambda: bool((self.positions.diff(dim=1) >= 0).all()))
 
     @property
     def prefilling(self) -> bool:
@@ -255,7 +250,7 @@ class LayerCache:
         only_block = len(self) == 0
         self.open_slots(columns, clock.present)
         if min(clock.present) < m:
-            self.ordered = self.ordered and only_block and clock.padded_first
+            self.ordered = self.ordered and only_block
 
     def open_slots(
         self, columns: Mapping[str, Tensor], present: tuple[int, ...]

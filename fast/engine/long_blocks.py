@@ -144,7 +144,7 @@ def _one_by_one(clock: BatchClock, view: LayerView) -> list[tuple[slice, slice]]
     more.
     """
     m = clock.positions.shape[1]
-    if not view.only_block or m <= MASKED or min(clock.present) == m or not clock.padded_first:
+    if not view.only_block or m <= MASKED or min(clock.present) == m:
         return []
     rows = enumerate(clock.present)
     return [(slice(number, number + 1), slice(m - tokens, m)) for number, tokens in rows]
