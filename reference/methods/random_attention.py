@@ -68,6 +68,7 @@ class RandomAttention(Method):
         kept = budget + self.recent if self.newest == "beside" else budget
         check_window(self.recent, kept)
         schedule = SCHEDULES[self.counted](self.recent, start=kept)
-        edges = Edges(recent=self.recent, prompt=self.prompt == "whole")
+        whole = self.prompt == "whole"
+        edges = Edges(recent=self.recent, prompt=whole)  # [Random-Attention 2]
         score = PromptFirst(Draw("each", self.seed))
-        return self.composed(score, schedule, edges, kept)  # [Random-Attention 2]
+        return self.composed(score, schedule, edges, kept)

@@ -5,6 +5,7 @@ import pytest
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
+from kvlab.reference.observation import Clock
 from support.build import kept, observation
 
 ATTENTION = [[0.2, 0.3, 0.5]]
@@ -25,9 +26,11 @@ def scored(spec, attention=ATTENTION, **vectors):
     ],
 )
 def test_three_lengths_by_hand(spec, vectors, scores, stay):
-    """The longest key is evicted; so is the shortest value, though it is read most."""
+    """The longest key leaves, at every token; so does the shortest value, though read most."""
     assert scored(spec, **vectors).tolist() == scores
-    assert kept(methods.get(spec, 2), State(), observation(ATTENTION, **vectors)) == stay
+    policy = methods.get(spec, 2)
+    assert kept(policy, State(), observation(ATTENTION, **vectors)) == stay
+    assert all(policy.schedule.due(Clock(seen, 1, 3)) for seen in (4, 5))
 
 
 def test_caote_takes_lengths_for_weights():
