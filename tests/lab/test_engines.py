@@ -55,6 +55,16 @@ def test_each_interpreter_has_a_folder_of_its_own_for_what_pip_installs(monkeypa
     assert len([*(tmp_path / "engines").iterdir()]) == len(engines.WORKERS) + 1
 
 
+def test_vllm_runs_the_kvlab_that_asks(monkeypatch, tmp_path):
+    """Its environment was made by a clone that is gone."""
+    monkeypatch.setattr(engines, "folder", lambda engine: tmp_path)
+    (linked := tmp_path / "lib/python3.11/site-packages/kvlab").mkdir(parents=True)
+    (linked / "fast").symlink_to(tmp_path / "gone")
+    engines.launch("vllm")
+    found = [str((linked / name).resolve()) for name in ("reference", "fast")]
+    assert found == [str(Path(each).resolve()) for each in engines.PACKAGES]
+
+
 def test_agreement_ends_at_the_first_token_that_is_not_the_best():
     (model, _), full = loading.load("reasoner", "float32", "cpu"), agreement.Setting("full", "full")
     greedy = model.generate(PROMPTS, max_new_tokens=6, min_new_tokens=6, do_sample=False)[:, 8:]

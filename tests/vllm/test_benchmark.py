@@ -22,7 +22,7 @@ def test_a_row_has_speeds_preemptions_blocks_and_accepted_tokens(model, tmp_path
     app.command()(vllm.main)
     sizes = ["--requests", "8", "--prompts", "64", "--written", "192", "--rounds", "2"]
     done = CliRunner().invoke(app, ["--model", model[1], *sizes, "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, repr(done.exception)
     full, tova = json.loads(out.read_text())["parts"]["64"]
     assert (full["method"], tova["method"]) == (vllm.WITHOUT, "tova")
     assert full["preempted"] > 0 == tova["preempted"] and tova["at_once"] >= 4

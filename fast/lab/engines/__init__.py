@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvlab import reference
+from kvlab.fast.lab.engines.vllm_environment import link
 from kvlab.fast.models import cache_directory, fetched_directory, gguf_file
 from kvlab.fast.vllm import CONNECTOR
 
@@ -79,6 +80,9 @@ def launch(engine: str) -> list[str]:
         if not folder(engine).is_dir():
             raise FileNotFoundError(f"{engine} is not installed: kvlab engines install {engine}")
         where = str(folder(engine))
+        if engine == "vllm":
+            (site,) = folder(engine).glob("lib/python*/site-packages")
+            link(*PACKAGES, site)
         return [part.format(folder=where) for part in (*WORKERS[engine], where)]
     command = shlex.split(engine)
     if not command or shutil.which(command[0]) is None:

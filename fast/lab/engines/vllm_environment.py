@@ -1,7 +1,7 @@
 """Makes an environment for vLLM on a CPU, in which kvlab is its plug-in; imports nothing of kvlab.
 
 ``python vllm_environment.py REFERENCE FAST FOLDER``: the folders of kvlab's two packages are linked
-into the new environment, so that it runs the kvlab that made it.
+into the new environment, and anew before each run: a clone may have moved, and there may be two.
 """
 
 import shutil
@@ -41,6 +41,7 @@ def link(reference: str, fast: str, site: Path) -> None:
     for name, target in (("reference", reference), ("fast", fast)):
         link = site / "kvlab" / name
         link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
         link.symlink_to(Path(target).resolve(), target_is_directory=True)
     announce(site)
 
@@ -54,7 +55,7 @@ def announce(site: Path) -> None:
 def describe(site: Path, name: str, version: str) -> Path:
     """Write that a package is there, and return where that is written."""
     about = site / f"{name}-{version}.dist-info"
-    about.mkdir()
+    about.mkdir(exist_ok=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (about / "RECORD").write_text("")
     return about
