@@ -139,11 +139,19 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def per_head(x: Tensor) -> Tensor:
-    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]`` without copying, or refuse to."""
-    flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
+def per_head(x: Tensor, written: bool = False) -> Tensor:
+    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]``, its last axis contiguous.
+
+    It is copied where that cannot be a view; what will be ``written`` is refused instead.
+    """
+    flat = x.flatten(0, 1)
     if flat.shape[-1] > 1 and flat.stride(-1) != 1:
-        raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")
+        flat = flat.contiguous()
+    if written and flat.data_ptr() != x.data_ptr():
+        raise ValueError(
+            f"strides {x.stride()}: heads must lie equally far apart, and the last axis next to "
+            "each other"
+        )
     return flat
 
 
@@ -188,6 +196,7 @@ def in_reach(weights, TYPE: constexpr):
     """Return weights of at most 1 in a number format; those in float16 are multiplied by 2^15.
 
     The smallest number of float16 is 6e-8, and beside an attention sink a weight may be smaller.
+    So a weight is off by 2^-40 of the largest one so far, or by 2^-12 of itself.
     """
     if TYPE.is_fp16():
         weights = weights * 32768.0
@@ -203,13 +212,13 @@ def out_of_reach(product, TYPE: constexpr):
 
 
 @kernel
-def into_reach(largest):
-    """Return the power of two that moves the largest number to the upper end of float16, between
-    2^14 and 2^15, and the one that undoes it.
+def into_reach(largest, TO: constexpr = 14):
+    """Return the power of two that moves the largest number between 2^TO and twice that, and the
+    one that undoes it. 2^14 lies at the upper end of float16.
     """
-    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 15)
-    up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
-    return up, ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, TO + 1)
+    up = ((254 + TO - exponent) << 23).to(tl.float32, bitcast=True)
+    return up, ((exponent - TO) << 23).to(tl.float32, bitcast=True)
 
 
 @kernel

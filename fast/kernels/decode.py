@@ -43,9 +43,10 @@ def decode_attention(
 ) -> tuple[NewestQueries, Tensor]:
     """Attend from one token to all entries; logits are q·k/√d, squeezed into ``softcap``.
 
-    Keys and values may have any strides, with channels next to each other. Positions of -1 mark
-    empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it.
-    ``exact`` is filled with the output in the number format of the computation: CAOTE compares
+    Keys and values may have any strides; Triton copies those whose channels do not lie next to each
+    other, or whose heads lie unequally far apart, as in a transposed ``[N, n, G, d]``. Positions
+    of -1 mark empty slots. ``reduce`` says how to join the query heads of a KV head; counters need
+    it. ``exact`` is filled with the output in the number format of the computation: CAOTE compares
     values with it, for which an output that was rounded for the model is too coarse.
 
     Returns:
@@ -143,19 +144,24 @@ def launch_combine(
     """Launch `combine` on what queries found in the parts; return what `decode_attention` does."""
     N, G, rho, _, d = queries.shape
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    written = exact if exact is None else exact.contiguous()
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
     elapsed = interval = received  # which the kernel leaves alone without counters
     if counters is not None:
-        elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
+        elapsed, interval = (
+            common.per_head(each, written=True) for each in (counters.elapsed, counters.interval)
+        )
     parts, early = lse.shape[1], common.starts_early(queries.device)
     combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, TOGETHER)))](
-        raw, lse, outputs, output, exact, received, elapsed, interval,
+        raw, lse, outputs, output, written, received, elapsed, interval,
         n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),
         RHO=rho, D=d, BLOCK_RHO=common.magnitude(rho), BLOCK_D=common.magnitude(d),
         BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
         REDUCE=reduce, COUNT=counters is not None,
         EARLY=early, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
+    if exact is not None and written is not exact:
+        exact.copy_(written)
     return output, raw.view(N, G, rho, 1, n) if reduce == "none" else received
 
 

@@ -174,7 +174,10 @@ def products_with_keys(
     place = before + line
     if BY_CHANNEL:
         k = read_channels(keys, scales, zeros, before, rows, first, D, BITS, OWN, BLOCK_D, BLOCK_N)
-        upper = k.to(q.dtype)
+        upper = k
+        if q.dtype == tl.float16:  # of which half a scale more is none
+            upper = tl.minimum(tl.maximum(k, -65504.0), 65504.0)
+        upper = upper.to(q.dtype)
         found = tl.dot(tl.trans(upper), tl.trans(q), input_precision="ieee")
         if q.dtype != tl.float32:  # what rounding cut off
             rest = (k - upper.to(tl.float32)).to(q.dtype)

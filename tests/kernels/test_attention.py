@@ -251,6 +251,9 @@ def test_counters_need_one_number_per_entry_and_gains_other_log_sums():
     counters = torch.zeros((2, 2, 70), dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="counters need reduce"):
         decode_attention(*vectors(), counters=RecurrenceCounters(counters, counters, 0.1))
+    apart = RecurrenceCounters(*[counters.repeat(1, 2, 1)[:, :2]] * 2, 0.1)
+    with pytest.raises(ValueError, match="heads must lie equally far apart"):
+        decode_attention(*vectors(), reduce="sum", counters=apart)
     queries, keys, _, *places = block()
     lse, gains = torch.zeros((2, 2, 2, 40)), torch.ones((2, 40))
     with pytest.raises(ValueError, match="without gains"):
