@@ -152,12 +152,12 @@ def in_pieces(weights, piece, TYPE: constexpr):
 @common.tuned(
     "BLOCK_N",
     ((4, 3, 64), (4, 2, 64), (4, 4, 32), (8, 3, 64), (8, 3, 128)),
-    key=["magnitude", "ROWS", "D", "parts", "WIDE"],
+    key=["kind", "ROWS", "D", "WIDE"],
 )
 @common.kernel
 def sums_of_others(
     retention, values, sums, masses, places,
-    n, magnitude, parts,
+    n, kind, parts,
     ROWS: constexpr, D: constexpr, PIECES: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr,
     BLOCK_D: constexpr, FAST: constexpr, WIDE: constexpr,
 ):  # fmt: skip
@@ -308,12 +308,12 @@ def shares_of(h, dominant, line, limit):
 @common.tuned(
     "BLOCK_N STAGES",
     ((4, 1, 128, 1), (2, 1, 64, 1), (2, 3, 64, 3), (4, 3, 64, 3), (8, 1, 64, 1), (8, 3, 64, 3)),
-    key=["magnitude", "ROWS", "D"],
+    key=["kind", "ROWS", "D"],
 )
 @common.kernel
 def errors_of_entries(
     retention, values, points, dominant, errors,
-    n, magnitude, parts, limit, most,
+    n, kind, parts, limit, most,
     ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
     WIDTH: constexpr, IN_A_LANE: constexpr, STAGES: constexpr,
 ):  # fmt: skip
@@ -389,6 +389,7 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
     vectors = common.rows_of(common.per_head(values))
     blocks = max(1, min(PROGRAMS // heads, triton.cdiv(n, common.ENTRIES_OF_A_PART)))
     errors, most = h.new_empty(N, G, n), torch.finfo(torch.float32).max
+    kind = common.kind_of_call(heads, n)
     block = {"BLOCK_D": common.columns(d), "ROWS": rows, "D": d}
     if fast or output is None or output.itemsize < 4:
         parts = common.split(n, common.ENTRIES_OF_A_PART, heads, h.device)
@@ -399,7 +400,7 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
         pieces = 1 if wide else 4
         sums_of_others[(heads, parts)](
             h, vectors, sums, masses, places,
-            n, common.magnitude(n), parts,
+            n, kind, parts,
             BLOCK_ROWS=common.columns(pieces * common.magnitude(rows)), PIECES=pieces,
             FAST=fast, WIDE=wide, **block,
         )  # fmt: skip
@@ -412,7 +413,7 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
         points, dominant = output.contiguous(), None
     errors_of_entries[(heads, blocks)](
         h, vectors, points, dominant, errors,
-        n, common.magnitude(n), blocks, DOMINANT_IN_FLOAT32 if dominant is None else 0.5, most,
+        n, kind, blocks, DOMINANT_IN_FLOAT32 if dominant is None else 0.5, most,
         BLOCK_ROWS=common.magnitude(rows), WIDTH=min(64, common.columns(d)),
         IN_A_LANE=BYTES_OF_A_LANE // values.itemsize, **block,
     )  # fmt: skip

@@ -88,9 +88,13 @@ def magnitude(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def order(n: int) -> int:
-    """Return 2^12, 2^16, 2^20 and so on, at or above n: what configurations are chosen for."""
-    return 1 << max(12, -(-(n - 1).bit_length() // 4) * 4)
+def kind_of_call(heads: int, n: int) -> int:
+    """Return the same number for about as many heads and entries: they take one configuration.
+
+    Both count in powers of four, up to 1,024 entries as one. It is always a multiple of 16.
+    """
+    of_heads, of_entries = (-(-(x - 1).bit_length() // 2) for x in (heads, max(n, 1024)))
+    return 16 * (64 * of_heads + of_entries)
 
 
 def columns(d: int) -> int:
@@ -98,27 +102,49 @@ def columns(d: int) -> int:
     return max(16, magnitude(d))
 
 
-def split(n: int, block: int, heads: int, device: torch.device, waves: int = WAVES) -> int:
+def split(
+    n: int,
+    block: int,
+    heads: int,
+    device: torch.device,
+    waves: int = WAVES,
+    most: int = MOST_PARTS,
+) -> int:
     """Return the number of parts of n entries: few numbers, since kernels may be compiled for each.
 
     Enough entries are split so that each multiprocessor has ``waves`` programs or a few more;
-    fewer, so that a part has about ``block``.
+    fewer, so that a part has about ``block``; of twice the waves there are no fewer parts.
     """
-    processors = 132
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(most_even(heads, processors, waves), magnitude(-(-n // block)))
+    return min(most_even(heads, processors(device), waves, most), magnitude(-(-n // block)))
 
 
 @cache
-def most_even(heads: int, processors: int, waves: int = WAVES) -> int:
+def processors(device: torch.device) -> int:
+    """Return the multiprocessors of a device, and those of an H100 for what is no GPU."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def most_even(heads: int, processors: int, waves: int = WAVES, most: int = MOST_PARTS) -> int:
     """Return the parts of a head with which every multiprocessor gets as many programs."""
-    least = max(1, min(MOST_PARTS, waves * processors // heads))
+    least = max(1, min(most, waves * processors // heads))
 
     def idle(parts: int) -> float:
         return -parts * heads % processors / (parts * heads)
 
-    return min(range(least, min(MOST_PARTS, 2 * least) + 1), key=idle)
+    return min(range(least, min(most, 2 * least) + 1), key=idle)
+
+
+def waves_taken(kernel: Any) -> int:
+    """Return the ``WAVES`` with which a tuned kernel was launched last."""
+    return getattr(kernel, "best_config", kernel.configs[0]).kwargs["WAVES"]
+
+
+def most_waves(kernel: Any) -> int:
+    """Return the largest ``WAVES`` with which a tuned kernel may be launched."""
+    return max(tried.kwargs["WAVES"] for tried in kernel.configs)
 
 
 def starts_early(device: torch.device) -> bool:
