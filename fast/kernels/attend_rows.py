@@ -47,22 +47,23 @@ def logits_of_block(q, k, scale, softcap, SOFTCAP: constexpr):
     return logits
 
 
-@partial(common.kernel, changing=("m", "n", "rows", "tall", "magnitude", "parts"))
+@partial(common.kernel, changing=("m", "n", "rows", "tall", "kind"))
 def attend_rows(
     queries, keys, values, rows_at, entries_at, gains, raw, lse, output,
-    m, n, rows, tall, magnitude, parts, heads_of_one, scale, softcap,
+    m, n, rows, tall, kind, heads_of_one, scale, softcap,
     D: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr, SOFTCAP: constexpr,
     WIDE: constexpr, SCORES: constexpr, WITH_VALUES: constexpr, EARLY: constexpr = False,
+    WAVES: constexpr = 0,
 ):  # fmt: skip
     """Attention of a head's rows to one part of its entries.
 
     Writes each row's log-sum-exp, −inf where it reads nothing; WITH_VALUES the output; with SCORES
     the logits. Where entries have positions, slots may be empty; where rows have them, too, a row
     reads entries at or before its own. ``queries``, ``keys``, ``values`` and ``entries_at`` are
-    `Rows`. ``tall`` and ``magnitude`` are for the tuner, which reads arguments by name. With WIDE,
-    products are formed in float32, else in the stored number format; sums are always float32. Grid:
-    (heads, blocks of rows, parts); a program walks the blocks of its share. With EARLY the next
-    kernel may start, and wait.
+    `Rows`. ``tall`` and ``kind`` are for the tuner, which reads arguments by name, WAVES for the
+    grid. With WIDE, products are formed in float32, else in the stored number format; sums are
+    always float32. Grid: (heads, blocks of rows, parts); a program walks the blocks of its share.
+    With EARLY the next kernel may start, and wait.
     """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -82,7 +83,7 @@ def attend_rows(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    begin, end = common.share_of(part, parts, end)
+    begin, end = common.share_of(part, tl.num_programs(2), end)
     for first in range(begin, end, BLOCK_N):
         entry = first + tl.arange(0, BLOCK_N)
         there = entry < end
@@ -108,7 +109,7 @@ def attend_rows(
             product = tl.dot(common.in_reach(weights, v.dtype), v, input_precision="ieee")
             found = found * shrink[:, None] + common.out_of_reach(product, v.dtype)
     logged, whole = common.log_mass(best, mass)
-    place = (head * parts + part) * rows + row
+    place = (head * tl.num_programs(2) + part) * rows + row
     tl.store(lse + place, logged, mask=inside)
     if WITH_VALUES:
         to = output + place[:, None] * D + column
@@ -141,7 +142,7 @@ def arguments_of(
         "n": keys.shape[2],
         "rows": rho * m,
         "tall": common.magnitude(rho * m),
-        "magnitude": common.order(keys.shape[2]),
+        "kind": common.kind_of_call(N * G, keys.shape[2]),
         "heads_of_one": G,
         "scale": d**-0.5,
         "softcap": softcap or 0.0,

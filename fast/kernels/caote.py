@@ -44,8 +44,9 @@ def eviction_errors(
     ``h`` is retention, each row adding up to 1, with 0 for empty slots. ``fast`` is FastCAOTE: the
     mean of all values stands in for the output, and no slot may be empty. ``output`` is Σ h·v where
     the caller has it, as after attention; one of 16 bits, whose rounding is as large as some
-    distances to it, is computed anew, and so is any in PyTorch. Errors are float32; an entry that
-    has all the mass gets the largest number there is.
+    distances to it, is computed anew, and so is any in PyTorch. Errors are float32, of distances
+    from 1e-18 to 1e18, whose squares are; an entry that has all the mass in a row, or whose error
+    is too large, gets the largest number there is.
     """
     summed_wrongly = values.is_cuda and values.itemsize > 2  # by Triton 3.6 on an H200
     if uses_triton(h) and not summed_wrongly:
@@ -57,8 +58,14 @@ def eviction_errors(
 
 
 def joined_by_norm(per_row: PerRow) -> PerEntry:
-    """Return the L2 norm over the rows; torch's vector_norm is 40 times slower along few rows."""
-    return per_row[:, :, 0] if per_row.shape[2] == 1 else per_row.square().sum(dim=2).sqrt()
+    """Return the L2 norm over the rows; torch's vector_norm is 40 times slower along few rows.
+
+    Squares are of float64: float32 has none of errors below 1e-22 and above 1e19.
+    """
+    if per_row.shape[2] == 1:
+        return per_row[:, :, 0]
+    norm = per_row.double().square().sum(dim=2).sqrt()
+    return norm.clamp(max=torch.finfo(per_row.dtype).max).to(per_row.dtype)
 
 
 def remaining_mass(h: PerRow) -> PerRow:
@@ -102,7 +109,8 @@ def fast_eviction_error(
         mean = (values * present[..., None]).sum(dim=2, keepdim=True) / entries
     rest = remaining_mass(h)
     error = h / rest * torch.cdist(mean, values, norm, EXACT)
-    return torch.where(rest > 0, error, torch.finfo(h.dtype).max)
+    most = torch.finfo(h.dtype).max
+    return torch.where(rest > 0, error, most).clamp_(max=most)
 
 
 # --- in Triton ------------------------------------------------------------------------------------
@@ -144,12 +152,12 @@ def in_pieces(weights, piece, TYPE: constexpr):
 @common.tuned(
     "BLOCK_N",
     ((4, 3, 64), (4, 2, 64), (4, 4, 32), (8, 3, 64), (8, 3, 128)),
-    key=["magnitude", "ROWS", "D", "parts", "WIDE"],
+    key=["kind", "ROWS", "D", "WIDE"],
 )
 @common.kernel
 def sums_of_others(
     retention, values, sums, masses, places,
-    n, magnitude, parts,
+    n, kind, parts,
     ROWS: constexpr, D: constexpr, PIECES: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr,
     BLOCK_D: constexpr, FAST: constexpr, WIDE: constexpr,
 ):  # fmt: skip
@@ -227,12 +235,19 @@ def join_parts(
         point = rest / n
         apart = own - point
         distance = tl.sqrt(tl.sum(apart * apart, axis=0))
-        error = tl.where(left > 0, h / tl.where(left > 0, left, 1.0) * distance, most)
+        error = h / tl.where(left > 0, left, 1.0) * distance
+        error = tl.where(left > 0, tl.minimum(error, most), most)
     else:
         point = rest + h * own
         error = own_error(h, own, rest, left, most)
     tl.store(points + line * D + column, point, mask=real)
     tl.store(dominant + line, error)
+
+
+@common.kernel
+def moved_back(norm, down, most):
+    """Return norm · down, at most ``most``, through numbers that float32 has."""
+    return tl.minimum(norm * 0.0625 * down, most * 0.0625) * 16.0
 
 
 @common.kernel
@@ -272,21 +287,33 @@ def add_heavy_errors(
             at, found = tl.where(number == row, place, at), tl.where(number == row, error, found)
     to = errors + head * n + at
     if ROWS > 1:
-        found = tl.where(at[:, None] == at[None, :], (found * found)[None, :], 0.0)
         light = tl.load(to, mask=at >= 0, other=0.0)
-        found = tl.sqrt(light * light + tl.sum(found, axis=1))
+        up, down = common.into_reach(tl.maximum(light, tl.max(found, axis=0)), 1)
+        same = tl.where(at[:, None] == at[None, :], found[None, :] * up[:, None], 0.0)
+        squares = light * up * (light * up) + tl.sum(same * same, axis=1)
+        found = moved_back(tl.sqrt(squares), down, most)
     tl.store(to, found, mask=at >= 0)
+
+
+@common.kernel
+def shares_of(h, dominant, line, limit):
+    """Return h / (1 − h) of entries up to the limit, and the known error of one above it."""
+    light = tl.where(h > limit, 0.0, h)
+    own = 0.0
+    if dominant is not None:
+        own = tl.where(h > limit, tl.load(dominant + line), 0.0)
+    return light / (1.0 - light), own
 
 
 @common.tuned(
     "BLOCK_N STAGES",
     ((4, 1, 128, 1), (2, 1, 64, 1), (2, 3, 64, 3), (4, 3, 64, 3), (8, 1, 64, 1), (8, 3, 64, 3)),
-    key=["magnitude", "ROWS", "D"],
+    key=["kind", "ROWS", "D"],
 )
 @common.kernel
 def errors_of_entries(
     retention, values, points, dominant, errors,
-    n, magnitude, parts, limit, most,
+    n, kind, parts, limit, most,
     ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
     WIDTH: constexpr, IN_A_LANE: constexpr, STAGES: constexpr,
 ):  # fmt: skip
@@ -304,7 +331,6 @@ def errors_of_entries(
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     LANES: constexpr = WIDTH // IN_A_LANE
     CHUNKS: constexpr = BLOCK_D // WIDTH
-    UNIT: constexpr = 1.0 if ROWS == 1 else 16777216.0  # 2^24, or small errors' squares are 0
     chunk = tl.arange(0, CHUNKS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     held = ()  # they stay in registers
     for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
@@ -318,24 +344,33 @@ def errors_of_entries(
         at = entry.to(tl.int64)[None, :, None] * values.row + chunk[:, None, :]
         real = there[None, :, None] & (chunk < D)[:, None, :]
         v = tl.load(values.data + head * values.head + at, mask=real, other=0.0)
+        up, down = 1.0, 1.0
+        if ROWS > 1:  # or squares of small errors are 0, and those of large ones infinite
+            top = tl.zeros([BLOCK_N], tl.float32)
+            for row in tl.static_range(ROWS):
+                line = head * ROWS + row
+                h = tl.load(retention + line * n + entry, mask=there, other=0.0)
+                share, own = shares_of(h, dominant, line, limit)
+                top = tl.maximum(top, tl.maximum(share, own))
+            up, down = common.into_reach(top, 1)
         squares = tl.zeros([BLOCK_N, LANES], tl.float32)
         known = tl.zeros([BLOCK_N], tl.float32)
         for row in tl.static_range(ROWS):
             line = head * ROWS + row
             h = tl.load(retention + line * n + entry, mask=there, other=0.0)
             heaviest = tl.maximum(heaviest, h)
-            light = tl.where(h > limit, 0.0, h)
-            share = light * UNIT / (1.0 - light)
-            if dominant is not None:
-                own = tl.where(h > limit, tl.load(dominant + line), 0.0)
-                known += own if ROWS == 1 else (own * UNIT) * (own * UNIT)
+            share, own = shares_of(h, dominant, line, limit)
+            share *= up
+            known += own if ROWS == 1 else (own * up) * (own * up)
             apart = v.to(tl.float32) - held[row]
             apart = tl.reshape(apart * apart, [CHUNKS, BLOCK_N, LANES, IN_A_LANE])
             apart = tl.reshape(apart.permute(1, 2, 0, 3), [BLOCK_N, LANES, CHUNKS * IN_A_LANE])
             apart = tl.sum(apart, axis=2)
             squares += apart if ROWS == 1 else apart * (share * share)[:, None]
         total = tl.sum(squares, axis=1)
-        error = share * tl.sqrt(total) + known if ROWS == 1 else tl.sqrt(total + known) / UNIT
+        error = share * tl.sqrt(total) + known
+        if ROWS > 1:
+            error = moved_back(tl.sqrt(total + known), down, most)
         tl.store(errors + head * n + entry, error, mask=there)
     if dominant is None:
         best = tl.max(heaviest, axis=0)
@@ -354,6 +389,7 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
     vectors = common.rows_of(common.per_head(values))
     blocks = max(1, min(PROGRAMS // heads, triton.cdiv(n, common.ENTRIES_OF_A_PART)))
     errors, most = h.new_empty(N, G, n), torch.finfo(torch.float32).max
+    kind = common.kind_of_call(heads, n)
     block = {"BLOCK_D": common.columns(d), "ROWS": rows, "D": d}
     if fast or output is None or output.itemsize < 4:
         parts = common.split(n, common.ENTRIES_OF_A_PART, heads, h.device)
@@ -364,7 +400,7 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
         pieces = 1 if wide else 4
         sums_of_others[(heads, parts)](
             h, vectors, sums, masses, places,
-            n, common.magnitude(n), parts,
+            n, kind, parts,
             BLOCK_ROWS=common.columns(pieces * common.magnitude(rows)), PIECES=pieces,
             FAST=fast, WIDE=wide, **block,
         )  # fmt: skip
@@ -377,7 +413,7 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
         points, dominant = output.contiguous(), None
     errors_of_entries[(heads, blocks)](
         h, vectors, points, dominant, errors,
-        n, common.magnitude(n), blocks, DOMINANT_IN_FLOAT32 if dominant is None else 0.5, most,
+        n, kind, blocks, DOMINANT_IN_FLOAT32 if dominant is None else 0.5, most,
         BLOCK_ROWS=common.magnitude(rows), WIDTH=min(64, common.columns(d)),
         IN_A_LANE=BYTES_OF_A_LANE // values.itemsize, **block,
     )  # fmt: skip

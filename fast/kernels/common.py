@@ -88,9 +88,13 @@ def magnitude(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def order(n: int) -> int:
-    """Return 2^12, 2^16, 2^20 and so on, at or above n: what configurations are chosen for."""
-    return 1 << max(12, -(-(n - 1).bit_length() // 4) * 4)
+def kind_of_call(heads: int, n: int) -> int:
+    """Return the same number for about as many heads and entries: they take one configuration.
+
+    Both count in powers of four, up to 1,024 entries as one. It is always a multiple of 16.
+    """
+    of_heads, of_entries = (-(-(x - 1).bit_length() // 2) for x in (heads, max(n, 1024)))
+    return 16 * (64 * of_heads + of_entries)
 
 
 def columns(d: int) -> int:
@@ -98,27 +102,49 @@ def columns(d: int) -> int:
     return max(16, magnitude(d))
 
 
-def split(n: int, block: int, heads: int, device: torch.device, waves: int = WAVES) -> int:
+def split(
+    n: int,
+    block: int,
+    heads: int,
+    device: torch.device,
+    waves: int = WAVES,
+    most: int = MOST_PARTS,
+) -> int:
     """Return the number of parts of n entries: few numbers, since kernels may be compiled for each.
 
     Enough entries are split so that each multiprocessor has ``waves`` programs or a few more;
-    fewer, so that a part has about ``block``.
+    fewer, so that a part has about ``block``; of twice the waves there are no fewer parts.
     """
-    processors = 132
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(most_even(heads, processors, waves), magnitude(-(-n // block)))
+    return min(most_even(heads, processors(device), waves, most), magnitude(-(-n // block)))
 
 
 @cache
-def most_even(heads: int, processors: int, waves: int = WAVES) -> int:
+def processors(device: torch.device) -> int:
+    """Return the multiprocessors of a device, and those of an H100 for what is no GPU."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def most_even(heads: int, processors: int, waves: int = WAVES, most: int = MOST_PARTS) -> int:
     """Return the parts of a head with which every multiprocessor gets as many programs."""
-    least = max(1, min(MOST_PARTS, waves * processors // heads))
+    least = max(1, min(most, waves * processors // heads))
 
     def idle(parts: int) -> float:
         return -parts * heads % processors / (parts * heads)
 
-    return min(range(least, min(MOST_PARTS, 2 * least) + 1), key=idle)
+    return min(range(least, min(most, 2 * least) + 1), key=idle)
+
+
+def waves_taken(kernel: Any) -> int:
+    """Return the ``WAVES`` with which a tuned kernel was launched last."""
+    return getattr(kernel, "best_config", kernel.configs[0]).kwargs["WAVES"]
+
+
+def most_waves(kernel: Any) -> int:
+    """Return the largest ``WAVES`` with which a tuned kernel may be launched."""
+    return max(tried.kwargs["WAVES"] for tried in kernel.configs)
 
 
 def starts_early(device: torch.device) -> bool:
@@ -139,11 +165,19 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def per_head(x: Tensor) -> Tensor:
-    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]`` without copying, or refuse to."""
-    flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
+def per_head(x: Tensor, written: bool = False) -> Tensor:
+    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]``, its last axis contiguous.
+
+    It is copied where that cannot be a view; what will be ``written`` is refused instead.
+    """
+    flat = x.flatten(0, 1)
     if flat.shape[-1] > 1 and flat.stride(-1) != 1:
-        raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")
+        flat = flat.contiguous()
+    if written and flat.data_ptr() != x.data_ptr():
+        raise ValueError(
+            f"strides {x.stride()}: heads must lie equally far apart, and the last axis next to "
+            "each other"
+        )
     return flat
 
 
@@ -188,6 +222,7 @@ def in_reach(weights, TYPE: constexpr):
     """Return weights of at most 1 in a number format; those in float16 are multiplied by 2^15.
 
     The smallest number of float16 is 6e-8, and beside an attention sink a weight may be smaller.
+    So a weight is off by 2^-40 of the largest one so far, or by 2^-12 of itself.
     """
     if TYPE.is_fp16():
         weights = weights * 32768.0
@@ -203,13 +238,13 @@ def out_of_reach(product, TYPE: constexpr):
 
 
 @kernel
-def into_reach(largest):
-    """Return the power of two that moves the largest number to the upper end of float16, between
-    2^14 and 2^15, and the one that undoes it.
+def into_reach(largest, TO: constexpr = 14):
+    """Return the power of two that moves the largest number between 2^TO and twice that, and the
+    one that undoes it. 2^14 lies at the upper end of float16.
     """
-    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 15)
-    up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
-    return up, ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, TO + 1)
+    up = ((254 + TO - exponent) << 23).to(tl.float32, bitcast=True)
+    return up, ((exponent - TO) << 23).to(tl.float32, bitcast=True)
 
 
 @kernel

@@ -43,9 +43,10 @@ def decode_attention(
 ) -> tuple[NewestQueries, Tensor]:
     """Attend from one token to all entries; logits are q·k/√d, squeezed into ``softcap``.
 
-    Keys and values may have any strides, with channels next to each other. Positions of -1 mark
-    empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it.
-    ``exact`` is filled with the output in the number format of the computation: CAOTE compares
+    Keys and values may have any strides; Triton copies those whose channels do not lie next to each
+    other, or whose heads lie unequally far apart, as in a transposed ``[N, n, G, d]``. Positions
+    of -1 mark empty slots. ``reduce`` says how to join the query heads of a KV head; counters need
+    it. ``exact`` is filled with the output in the number format of the computation: CAOTE compares
     values with it, for which an output that was rounded for the model is too coarse.
 
     Returns:
@@ -56,16 +57,19 @@ def decode_attention(
         raise ValueError(f"counters need reduce = 'sum', 'mean' or 'max', not {reduce!r}")
     if uses_triton(queries):
         N, G, rho, n = *queries.shape[:3], keys.shape[2]
-        parts = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
-        raw, lse, outputs = new_parts(queries, n, parts, scores=reduce != "skip")
+        heads, kernel = N * G, attend_to_parts
+        parts = partial(common.split, n, common.ENTRIES_OF_A_PART, heads, queries.device)
+        most = parts(common.most_waves(kernel))
+        raw, lse, outputs = new_parts(queries, n, most, scores=reduce != "skip")
         with common.on_device_of(queries):
-            attend_to_parts[(N * G, 1, parts)](
+            kernel[lambda sizes: (heads, 1, parts(sizes["WAVES"]))](
                 values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
-                parts=parts, BLOCK_M=common.columns(rho), SCORES=reduce != "skip",
+                BLOCK_M=common.columns(rho), SCORES=reduce != "skip",
                 WITH_VALUES=True, EARLY=common.starts_early(queries.device),
                 **arguments_of(queries, keys, None, positions, None, softcap),
             )  # fmt: skip
-            return launch_combine(raw, lse, outputs, queries, n, reduce, counters, exact)
+            taken = parts(common.waves_taken(kernel))
+            return launch_combine(raw, lse, outputs, taken, queries, n, reduce, counters, exact)
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(
@@ -106,9 +110,20 @@ def count_recurrence(
 
 
 attend_to_parts = common.tuned(
-    "BLOCK_N",
-    ((4, 3, 32), (4, 5, 32), (2, 4, 32), (4, 3, 64), (4, 4, 64), (8, 4, 64), (8, 3, 128)),
-    key=["magnitude", "rows", "D", "WIDE", "SCORES", "SOFTCAP"],
+    "BLOCK_N WAVES",
+    (
+        (4, 3, 32, 2),
+        (4, 5, 32, 2),
+        (2, 4, 32, 2),
+        (2, 4, 32, 4),
+        (4, 3, 32, 4),
+        (4, 3, 64, 2),
+        (4, 4, 64, 2),
+        (8, 4, 64, 2),
+        (8, 4, 64, 1),
+        (8, 3, 128, 2),
+    ),
+    key=["kind", "rows", "D", "WIDE", "SCORES", "SOFTCAP"],
 )(attend_rows)
 """The rows are the query heads of one token."""
 
@@ -116,7 +131,7 @@ attend_to_parts = common.tuned(
 def new_parts(
     queries: NewestQueries, n: int, parts: int, scores: bool
 ) -> tuple[Tensor, Float[Tensor, "heads parts rho"], Float[Tensor, "heads parts rho d"]]:
-    """Allocate what attention to each part of n entries leaves for `combine`.
+    """Allocate what attention to each of at most ``parts`` of n entries leaves for `combine`.
 
     Logits ``[heads, rho, n]``, none without ``scores``; log-sum-exps; outputs.
     """
@@ -132,30 +147,40 @@ TOGETHER = 512
 
 def launch_combine(
     raw: Tensor,
-    lse: Float[Tensor, "heads parts rho"],
-    outputs: Float[Tensor, "heads parts rho d"],
+    lse: Float[Tensor, "heads most rho"],
+    outputs: Float[Tensor, "heads most rho d"],
+    parts: int,
     queries: NewestQueries,
     n: int,
     reduce: Reduction,
     counters: RecurrenceCounters | None = None,
     exact: NewestQueries | None = None,
 ) -> tuple[NewestQueries, Tensor]:
-    """Launch `combine` on what queries found in the parts; return what `decode_attention` does."""
+    """Launch `combine` on what queries found in the parts; return what `decode_attention` does.
+
+    What ``parts`` of a head left stands together, at the beginning of room for more.
+    """
     N, G, rho, _, d = queries.shape
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    written = exact if exact is None else exact.contiguous()
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
     elapsed = interval = received  # which the kernel leaves alone without counters
     if counters is not None:
-        elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
-    parts, early = lse.shape[1], common.starts_early(queries.device)
+        elapsed, interval = (
+            common.per_head(each, written=True) for each in (counters.elapsed, counters.interval)
+        )
+    early = common.starts_early(queries.device)
     combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, TOGETHER)))](
-        raw, lse, outputs, output, exact, received, elapsed, interval,
+        raw, lse, outputs, output, written, received, elapsed, interval,
         n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),
         RHO=rho, D=d, BLOCK_RHO=common.magnitude(rho), BLOCK_D=common.magnitude(d),
         BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
+        JOINED=min(common.MOST_PARTS, common.magnitude(parts)),
         REDUCE=reduce, COUNT=counters is not None,
         EARLY=early, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
+    if exact is not None and written is not exact:
+        exact.copy_(written)
     return output, raw.view(N, G, rho, 1, n) if reduce == "none" else received
 
 
@@ -164,27 +189,33 @@ def combine(
     raw, lse, part_output, output, exact, received, elapsed, interval,
     n, parts, threshold, s_head,
     RHO: constexpr, D: constexpr, BLOCK_RHO: constexpr, BLOCK_D: constexpr, BLOCK_N: constexpr,
-    BLOCK_PARTS: constexpr, REDUCE: constexpr, COUNT: constexpr, EARLY: constexpr,
+    BLOCK_PARTS: constexpr, JOINED: constexpr, REDUCE: constexpr, COUNT: constexpr,
+    EARLY: constexpr,
 ):  # fmt: skip
     """Turn raw logits into probabilities, and the parts' outputs into one.
 
     REDUCE is ``none`` (probabilities replace the logits), ``skip``, or ``sum``, ``mean`` or ``max``
     over the query heads of a KV head. With COUNT, what was received updates the counters of
     every entry's recurrence in place. Grid: (heads, RHO + blocks of entries); the first RHO
-    programs of a head write a row of the output each. With EARLY it starts before the parts are
-    there.
+    programs of a head write a row of the output each, from JOINED parts at a time. With EARLY it
+    starts before the parts are there.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
     head, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if turn < RHO:
-        part, column = tl.arange(0, BLOCK_PARTS), tl.arange(0, BLOCK_D)
-        line = (head * parts + part) * RHO + turn
-        real = (part < parts)[:, None] & (column < D)[None, :]
-        pieces = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
-        own = turn + tl.arange(0, 1)  # one row, in a list of rows
-        weights = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)[0]
-        joined, to = tl.sum(pieces * weights, axis=0), (head * RHO + turn) * D + column
+        column, own = tl.arange(0, BLOCK_D), turn + tl.arange(0, 1)  # one row, in a list of rows
+        most, of_mass = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)
+        joined = tl.zeros([BLOCK_D], tl.float32)
+        for first in range(0, parts, JOINED):
+            part = first + tl.arange(0, JOINED)
+            line = (head * parts + part) * RHO + turn
+            real = (part < parts)[:, None] & (column < D)[None, :]
+            pieces = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
+            logged = tl.load(lse + line, mask=part < parts, other=float("-inf"))
+            weights = tl.exp(logged[:, None] - most[None, :]) * of_mass[None, :]
+            joined += tl.sum(pieces * weights, axis=0)
+        to = (head * RHO + turn) * D + column
         tl.store(output + to, joined.to(output.dtype.element_ty), mask=column < D)
         if exact is not None:
             tl.store(exact + to, joined, mask=column < D)
@@ -194,7 +225,7 @@ def combine(
         inside = (row < RHO)[:, None] & there[None, :]
         at = (head * RHO + row[:, None]) * n + entry
         logits = tl.load(raw + at, mask=inside, other=float("-inf"))
-        _, anchor, inverse = joined_softmax(lse, head, row, parts, RHO, BLOCK_PARTS)
+        anchor, inverse = joined_softmax(lse, head, row, parts, RHO, BLOCK_PARTS)
         probability = tl.exp(logits - anchor[:, None]) * inverse[:, None]
         if REDUCE == "none":
             tl.store(raw + at, probability, mask=inside)
@@ -218,7 +249,7 @@ def combine(
 
 @common.kernel
 def joined_softmax(lse, head, row, parts, RHO: constexpr, BLOCK_PARTS: constexpr):
-    """Return the weights of parts ``[parts, rows]``, and what makes logits probabilities.
+    """Return what makes logits probabilities, and log-sum-exps the weights of parts.
 
     That is: what to subtract from them, and by what to multiply their exponentials.
     """
@@ -228,7 +259,5 @@ def joined_softmax(lse, head, row, parts, RHO: constexpr, BLOCK_PARTS: constexpr
     logged = tl.load(lse + place, mask=known, other=float("-inf"))
     best = tl.max(logged, axis=0)
     anchor = tl.where(best == float("-inf"), 0.0, best)
-    shares = tl.exp(logged - anchor[None, :])
-    mass = tl.sum(shares, axis=0)
-    inverse = 1.0 / tl.where(mass == 0, 1.0, mass)
-    return shares * inverse[None, :], anchor, inverse
+    mass = tl.sum(tl.exp(logged - anchor[None, :]), axis=0)
+    return anchor, 1.0 / tl.where(mass == 0, 1.0, mass)

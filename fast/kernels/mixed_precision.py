@@ -56,8 +56,9 @@ from kvlab.fast.kernels.vector_tables import (
     room_of,
 )
 
-WAVES = 4
-"""Programs per multiprocessor: one unpacks codes while others wait at a barrier."""
+MOST_PARTS_OF_A_WAVE = 16
+"""The most parts of a head, for each program that a multiprocessor has: one unpacks codes while
+others wait at a barrier, and two warps of each are few."""
 MOST_SPREAD = 128
 """Query heads times groups of channels that one program of Triton takes."""
 
@@ -159,6 +160,12 @@ def from_odd(odd):
 
 
 @common.kernel
+def first_part(shares, number: constexpr, tables: constexpr, parts):
+    """Return the first part of a table: each has one, and of the others its share of the rows."""
+    return number + (((parts - tables) * from_odd(shares[number]) + 32768) >> 16)
+
+
+@common.kernel
 def products_with_keys(
     q, q_sums, keys, scales, zeros, before, rows, first,
     D: constexpr, BITS: constexpr, OWN: constexpr, BY_CHANNEL: constexpr, GROUP: constexpr,
@@ -174,7 +181,10 @@ def products_with_keys(
     place = before + line
     if BY_CHANNEL:
         k = read_channels(keys, scales, zeros, before, rows, first, D, BITS, OWN, BLOCK_D, BLOCK_N)
-        upper = k.to(q.dtype)
+        upper = k
+        if q.dtype == tl.float16:  # of which half a scale more is none
+            upper = tl.minimum(tl.maximum(k, -65504.0), 65504.0)
+        upper = upper.to(q.dtype)
         found = tl.dot(tl.trans(upper), tl.trans(q), input_precision="ieee")
         if q.dtype != tl.float32:  # what rounding cut off
             rest = (k - upper.to(tl.float32)).to(q.dtype)
@@ -240,42 +250,46 @@ def with_values(
 
 
 @common.tuned(
-    "BLOCK_N AHEAD",
+    "BLOCK_N AHEAD WAVES",
     (
-        (2, 3, 32, 3),
-        (2, 3, 64, 3),
-        (2, 2, 128, 2),
-        (1, 3, 32, 3),
-        (2, 4, 64, 4),
-        (4, 3, 32, 3),
-        (4, 3, 64, 3),
-        (4, 3, 128, 3),
+        (2, 3, 32, 3, 4),
+        (2, 3, 32, 3, 8),
+        (2, 3, 32, 3, 16),
+        (2, 3, 64, 3, 4),
+        (2, 3, 64, 3, 8),
+        (2, 2, 128, 2, 8),
+        (1, 3, 32, 3, 16),
+        (2, 4, 64, 4, 4),
+        (4, 3, 32, 3, 8),
+        (4, 3, 64, 3, 4),
+        (4, 3, 128, 3, 4),
     ),
-    key=["magnitude", "RHO", "D", "PARTS", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
+    key=["kind", "RHO", "D", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
 )
 @common.kernel
 def attend_to_a_part_of_tables(
     queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
     raw, lse, part_output,
-    key_rows, key_room, value_room, firsts, n, magnitude, scale, softcap,
-    RHO: constexpr, D: constexpr, PARTS: constexpr, KEY_BITS: constexpr, KEY_OWN: constexpr,
+    key_rows, key_room, value_room, shares, n, kind, scale, softcap,
+    RHO: constexpr, D: constexpr, WAVES: constexpr, KEY_BITS: constexpr, KEY_OWN: constexpr,
     BY_CHANNEL: constexpr, VALUES: constexpr, VALUE_BITS: constexpr, VALUE_OWN: constexpr,
     GROUP: constexpr, BLOCK_RHO: constexpr, BLOCK_GROUPS: constexpr, BLOCK_D: constexpr,
     BLOCK_N: constexpr, SOFTCAP: constexpr, SCORES: constexpr, TYPE: constexpr, AHEAD: constexpr,
 ):  # fmt: skip
     """Attention of a head's queries to one part of one table of keys.
 
-    ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
-    tables' first parts, ``room`` the rows from one head to the next; like numbers of rows they went
+    ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``shares`` say
+    where tables begin, ``room`` the rows from one head to the next; like numbers of rows they went
     through `as_odd`. Writes what `attend_rows` writes. Values of the first table are expected in
-    every block; the others are looked for. Grid: (heads, PARTS).
+    every block; the others are looked for. Grid: (heads, parts), the more parts the more WAVES.
     """
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     row, group = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_GROUPS)
     spread_row = tl.arange(0, BLOCK_RHO * BLOCK_GROUPS)
     q_row = (spread_row // BLOCK_GROUPS)[:, None]
     for number in tl.static_range(len(KEY_BITS)):  # pyright: ignore[reportGeneralTypeIssues]
-        first, last = from_odd(firsts[number]), from_odd(firsts[number + 1])
+        first = first_part(shares, number, len(KEY_BITS), parts)
+        last = first_part(shares, number + 1, len(KEY_BITS), parts)
         if (part >= first) & (part < last):
             column = channels_in_order(
                 BLOCK_D, True, KEY_BITS[number] < 8 and not BY_CHANNEL[number]
@@ -331,7 +345,7 @@ def attend_to_a_part_of_tables(
             joined = tl.sum(tl.where(its_group, whole, 0.0), axis=1)
             logged, divisor = common.log_mass(best, mass)
             joined = joined / divisor[:, None]
-            to = (head * PARTS + part) * RHO + row
+            to = (head * parts + part) * RHO + row
             tl.store(lse + to, logged, mask=row < RHO)
             real = (row < RHO)[:, None] & (column < D)[None, :]
             tl.store(part_output + to[:, None] * D + column, joined, mask=real)
@@ -355,11 +369,14 @@ def _attend_in_triton(
         key=lambda numbered: -numbered[1].rows,
     )
     rows = [table.rows for table, _ in asked]
-    count = max(
-        common.split(sum(rows), common.ENTRIES_OF_A_PART, heads, queries.device, WAVES),
-        common.magnitude(len(rows)),
-    )
-    raw, lse, outputs = new_parts(queries, entries, count, scores)
+
+    def parts(waves: int) -> int:
+        block, most = common.ENTRIES_OF_A_PART, MOST_PARTS_OF_A_WAVE * waves
+        found = common.split(sum(rows), block, heads, queries.device, waves, most)
+        return max(found, common.magnitude(len(rows)))
+
+    kernel = attend_to_a_part_of_tables
+    raw, lse, outputs = new_parts(queries, entries, parts(common.most_waves(kernel)), scores)
     if scores:
         raw.fill_(-torch.inf)
     own = (table.code.group for table in tables if table.code and not table.by_channel)
@@ -371,22 +388,23 @@ def _attend_in_triton(
     value_vectors, value_scales, value_zeros, value_bits, value_own, value_room = zip(
         *(_parts_of(x) for _, x in given), strict=True
     )
-    attend_to_a_part_of_tables[(heads, count)](
+    kernel[lambda sizes: (heads, parts(sizes["WAVES"]))](
         queries.reshape(heads, rho, d).contiguous(),
         key_vectors, key_scales, key_zeros,
         tuple(table.slots_of_heads.contiguous() if scores else raw for table, _ in asked),
         tuple(found.contiguous() for _, found in asked),
         value_vectors, value_scales, value_zeros,
         raw, lse, outputs,
-        as_odd(rows), as_odd(key_room), as_odd(value_room), as_odd(first_parts(rows, count)),
-        entries, common.magnitude(sum(rows)), d**-0.5, softcap or 0.0,
+        as_odd(rows), as_odd(key_room), as_odd(value_room), as_odd(shares_of(rows)),
+        entries, common.kind_of_call(heads, sum(rows)), d**-0.5, softcap or 0.0,
         KEY_BITS=key_bits, KEY_OWN=key_own, VALUE_BITS=value_bits, VALUE_OWN=value_own,
         BY_CHANNEL=tuple(table.by_channel for table, _ in asked), GROUP=group, BLOCK_GROUPS=groups,
-        VALUES=tuple(number for number, _ in given), RHO=rho, D=d, PARTS=count, SCORES=scores,
+        VALUES=tuple(number for number, _ in given), RHO=rho, D=d, SCORES=scores,
         BLOCK_RHO=max(common.magnitude(rho), 8 // groups), BLOCK_D=common.columns(d),
         SOFTCAP=softcap is not None, TYPE=_product_type(queries, tables),
     )  # fmt: skip
-    return launch_combine(raw, lse, outputs, queries, entries, reduce)
+    taken = parts(common.waves_taken(kernel))
+    return launch_combine(raw, lse, outputs, taken, queries, entries, reduce)
 
 
 def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -394,15 +412,9 @@ def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(2 * number + 3 for number in numbers)
 
 
-def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Share parts out over tables by their rows, one at least each; return where each begins.
-
-    The largest table gets what the others leave.
-    """
-    spare, largest = parts - len(rows), rows.index(max(rows))
-    shares = [max(1, spare * count // sum(rows)) for count in rows]
-    shares[largest] = parts - (sum(shares) - shares[largest])
-    return tuple(accumulate(shares, initial=0))
+def shares_of(rows: Sequence[int]) -> tuple[int, ...]:
+    """Return the share of all rows that lies before each table and behind the last, times 2^16."""
+    return tuple((each << 16) // sum(rows) for each in accumulate(rows, initial=0))
 
 
 def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int, int, int]:

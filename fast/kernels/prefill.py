@@ -119,15 +119,15 @@ BLOCKS = (
 
 
 attend_block_of_rows = common.tuned(
-    *BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP", "WITH_VALUES"]
+    *BLOCKS, key=["kind", "tall", "D", "WIDE", "SOFTCAP", "WITH_VALUES"]
 )(attend_rows)
 
 
-@common.tuned(*BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP"])
+@common.tuned(*BLOCKS, key=["kind", "tall", "D", "WIDE", "SOFTCAP"])
 @common.kernel
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
-    m, n, rows, tall, magnitude, heads_of_one, scale, softcap,
+    m, n, rows, tall, kind, heads_of_one, scale, softcap,
     RHO: constexpr, D: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
     SOFTCAP: constexpr, WIDE: constexpr,
 ):  # fmt: skip
@@ -177,7 +177,7 @@ def _rows_attended(
     with common.on_device_of(values):
         attend_block_of_rows[lambda sizes: (heads, triton.cdiv(rows, sizes["BLOCK_M"]), parts)](
             values=common.rows_of(common.per_head(values)), raw=None, lse=lse, output=output,
-            parts=parts, SCORES=False, WITH_VALUES=output is not None, **given,
+            SCORES=False, WITH_VALUES=output is not None, **given,
         )  # fmt: skip
     return lse
 

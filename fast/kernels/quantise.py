@@ -17,7 +17,15 @@ import torch
 
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded, Parts, constant
-from kvlab.fast.kernels.common import constexpr, kernel, on_device_of, tl, triton, tuned
+from kvlab.fast.kernels.common import (
+    constexpr,
+    kernel,
+    kind_of_call,
+    on_device_of,
+    tl,
+    triton,
+    tuned,
+)
 from kvlab.fast.kernels.notation import Float, Shaped, Slots, Tensor, UInt8
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS, OutlierMean
@@ -257,11 +265,11 @@ def in_float32(x, BITS: constexpr, PER: constexpr):
         (4, 3, 64, 32),
         (4, 3, 64, 16),
     ),
-    key=["GROUP", "BITS"],
+    key=["kind", "GROUP", "BITS"],
 )
 @kernel
 def quantise_groups(
-    vectors, codes, scales, zeros, groups,
+    vectors, codes, scales, zeros, groups, kind,
     GROUP: constexpr, BITS: constexpr, PER: constexpr, BLOCK: constexpr, WIDTH: constexpr,
 ):  # fmt: skip
     """Quantise groups, bit for bit as the reference does in float64.
@@ -305,6 +313,7 @@ def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Coded:
     if groups:
         quantise_groups[lambda sizes: (triton.cdiv(groups, sizes["BLOCK"]),)](
             x.contiguous(), codes.view(WORDS[together * bits]), scales, zeros, groups,
+            kind_of_call(1, groups),
             GROUP=group, BITS=bits, PER=together,
         )  # fmt: skip
     return Coded(Groups(bits, group), (codes, scales, zeros), length)

@@ -68,7 +68,7 @@ def test_lengths_around_the_blocks_and_query_groups(sizes):
     agrees(vectors(**sizes))
 
 
-@pytest.mark.parametrize("parts", [3, 7])
+@pytest.mark.parametrize("parts", [3, 7, 70])
 def test_parts_of_any_number_some_empty(parts, monkeypatch):
     monkeypatch.setattr(common, "split", lambda *sizes: parts)
     agrees(vectors(N=1, n=90))
@@ -79,6 +79,12 @@ def test_parts_are_as_many_as_leave_no_processor_idle():
     assert [common.most_even(heads, 132) for heads in (8, 24, 96, 256, 500)] == [33, 11, 4, 1, 1]
     few = [common.split(n, 64, 8, torch.device("cpu")) for n in (1, 64, 65, 300, 2048, 2049)]
     assert few == [1, 1, 2, 8, 32, 33]
+    assert [common.most_even(8, 132, waves, 16 * waves) for waves in (4, 8, 16)] == [64, 128, 256]
+
+
+def test_a_configuration_is_chosen_for_about_as_many_heads_and_entries():
+    kinds = [common.kind_of_call(heads, n) for heads in (8, 480) for n in (9, 1024, 4097, 65536)]
+    assert len(set(kinds)) == 6 and not any(kind % 16 for kind in kinds)
 
 
 @pytest.mark.parametrize("softcap", [0.7, 30.0])
@@ -251,6 +257,9 @@ def test_counters_need_one_number_per_entry_and_gains_other_log_sums():
     counters = torch.zeros((2, 2, 70), dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="counters need reduce"):
         decode_attention(*vectors(), counters=RecurrenceCounters(counters, counters, 0.1))
+    apart = RecurrenceCounters(*[counters.repeat(1, 2, 1)[:, :2]] * 2, 0.1)
+    with pytest.raises(ValueError, match="heads must lie equally far apart"):
+        decode_attention(*vectors(), reduce="sum", counters=apart)
     queries, keys, _, *places = block()
     lse, gains = torch.zeros((2, 2, 2, 40)), torch.ones((2, 40))
     with pytest.raises(ValueError, match="without gains"):

@@ -9,7 +9,7 @@ from kvlab.fast.kernels.caote import eviction_errors
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from support.kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
 from support.sampling import diagonal
-from support.tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
+from support.tolerances import FLOAT32_SCORES
 
 
 def example(N=2, G=2, k=2, n=70, d=32, dtype=torch.float32, sharpness=1.0, seed=0):
@@ -46,53 +46,6 @@ def test_lengths_around_the_blocks(n, fast):
     agrees(*example(N=1, n=n), fast=fast)
 
 
-@pytest.mark.parametrize(
-    ("others", "given"), diagonal((1e-1, 1e-3, 1e-4, 1e-6, 1e-9, 1e-20), (False, True))
-)
-def test_one_entry_with_nearly_all_the_mass(others, given):
-    n = 40
-    h = torch.full((1, 1, 2, n), others / (n - 1), dtype=torch.float64)
-    h[..., 0, 7] = h[..., 1, 31] = 1 - others
-    values = drawn((1, 1, n, 32))
-    output = torch.matmul(h.to(DEVICE), values.double()).float() if given else None
-    found = as_numpy(eviction_errors(h.float().to(DEVICE), values, output=output))
-    wanted = expected(h, values)
-    np.testing.assert_allclose(found, wanted, rtol=1e-3 if given and others == 1e-3 else 2e-4)
-
-
-@pytest.mark.parametrize(
-    ("others", "dtype"), diagonal((0.3, 0.05, 1e-2, 1.1e-3), (torch.bfloat16, torch.float16))
-)
-def test_an_output_of_16_bits_and_one_heavy_entry(others, dtype):
-    """The heaviest lies next to the output, where the output's rounding is as large as both."""
-    n = 40
-    h = torch.full((1, 1, 2, n), others / (n - 1), dtype=torch.float64, device=DEVICE)
-    h[..., 7] = 1 - others
-    values = drawn((1, 1, n, 32))
-    output = torch.matmul(h, values.double()).to(dtype)
-    found = as_numpy(eviction_errors(h.float(), values, output=output))
-    light = np.delete(np.arange(n), 7)
-    wanted = expected(h, values)
-    np.testing.assert_allclose(found[..., 7], wanted[..., 7], rtol=FLOAT32_SCORES)
-    np.testing.assert_allclose(found[..., light], wanted[..., light], rtol=BFLOAT16_OUTPUT)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("others", [1e-4, 1e-6, 1e-8, 1e-10, 1e-12])
-def test_the_others_of_a_heavy_entry_keep_their_digits_in_16_bits(others, given, dtype):
-    """Far from zero, so that what is lost of their weights is lost of the distance, of 2.8."""
-    n = 63
-    h = torch.full((1, 1, 1, n), others / (n - 1), dtype=torch.float64, device=DEVICE)
-    h[..., 5] = 1 - others
-    values = (0.3 * drawn((1, 1, n, 64)) + 3 * drawn((1, 1, 1, 64), 1)).to(dtype)
-    output = torch.matmul(h, values.double()).to(dtype) if given else None
-    found = as_numpy(eviction_errors(h.float(), values, output=output))[..., 5]
-    mean = np.delete(as_numpy(values)[0, 0], 5, axis=0).mean(axis=0)
-    wanted = (1 - others) * np.linalg.norm(mean - as_numpy(values)[0, 0, 5])
-    np.testing.assert_allclose(found, wanted, rtol=FLOAT32_SCORES)
-
-
 @pytest.mark.parametrize("fast", [False, True])
 def test_all_the_mass_is_the_largest_number(fast):
     h = torch.zeros((1, 1, 1, 9), device=DEVICE)
@@ -103,13 +56,6 @@ def test_all_the_mass_is_the_largest_number(fast):
     assert (found[[0, 1, 2, 3, 5, 6, 7, 8]] == 0).all()
     plain = caote.fast_eviction_error(h, values, None) if fast else caote.eviction_error(h, values)
     assert torch.equal(plain[0, 0, 0], found)
-
-
-def test_equal_retention_and_equal_values():
-    h = torch.full((1, 1, 2, 50), 1 / 50, device=DEVICE)
-    agrees(h, drawn((1, 1, 50, 32)))
-    same = torch.ones((1, 1, 50, 32), device=DEVICE)
-    assert eviction_errors(h, same).max() < FLOAT32_SCORES
 
 
 @pytest.mark.parametrize("fast", [False, True])
