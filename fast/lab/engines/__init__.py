@@ -81,8 +81,8 @@ def launch(engine: str) -> list[str]:
             raise FileNotFoundError(f"{engine} is not installed: kvlab engines install {engine}")
         where = str(folder(engine))
         if engine == "vllm":
-            (site,) = folder(engine).glob("lib/python*/site-packages")
-            link(*PACKAGES, site)
+            for site in folder(engine).glob("lib/python*/site-packages"):
+                link(*PACKAGES, site)
         return [part.format(folder=where) for part in (*WORKERS[engine], where)]
     command = shlex.split(engine)
     if not command or shutil.which(command[0]) is None:
