@@ -274,7 +274,7 @@ def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:
         label = "stock, repeats keys" if method == "stock" else method
         colour = INK if method == "stock" else None
         axes.plot(prompts, times, "o-", markersize=4, label=label, color=colour)
-    every = {x["prompt"]: x["cache_bytes"] for x in graphed if x["method"] == "stock"}
+    every = {x["prompt"]: x["cache_bytes"] for x in graphed if x["method"] in ("stock", "full")}
     least = [1e3 * seconds_of_bytes(every[prompt]) for prompt in prompts]
     axes.plot(prompts, least, ":", color=GREY, label="all entries, by bytes")
     axes.set(xticks=prompts, xticklabels=[f"{each:,}" for each in prompts], ylim=(0, None))

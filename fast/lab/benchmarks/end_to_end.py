@@ -7,10 +7,10 @@ weights where the number of kept entries does not; DesireKV's does, so what its 
 reported, too. ``one_text``: after prompts of several lengths, of which methods keep a quarter.
 ``equal_memory``: as many texts of the first length as fit into the same memory.
 
-``graphed`` methods replay tokens (`compress(graphs=True)`); the stock model's graph is a
-transformers StaticCache whose token is captured here, under a mask, so that keys and values are
-repeated for the query heads: it is no control for the methods. ``--small`` runs a tiny model on any
-device: its times mean nothing.
+``graphed`` methods replay tokens (`compress(graphs=True)`). Their control is ``full`` with graphs,
+that of the others ``full`` without. The limit of a row is what must be read, weights and entries,
+over the speed at which this device copies. ``--small`` runs a tiny model on any device: its times
+mean nothing.
 """
 
 import statistics
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 from kvlab.fast import compress
 from kvlab.fast.lab.benchmarks.results import Measure, gpu_or_small, run, run_benchmark
@@ -33,9 +33,9 @@ from kvlab.fast.lab.loop import Step
 from kvlab.reference.methods import takes_budget
 
 STOCK = "stock"
-EACH_TOKEN, OTHERS, PRESSES = map(DATA["end_to_end"].get, ("each_token", "others", "presses"))
-"""Methods that evict at every token, whose tokens can be captured; other methods; and presses,
-measured where kvpress is installed, which evict once, after the prompt."""
+GRAPHED, OTHERS, PRESSES = map(DATA["end_to_end"].get, ("graphed", "others", "presses"))
+"""Methods whose tokens can be captured; other methods; and presses, measured where kvpress is
+installed, which evict once, after the prompt."""
 WARM_UP, TIMED, ROUNDS = 10, 12, 3
 """Tokens before any is timed, tokens of a round, and rounds, of which the median counts."""
 SHARE = 4
@@ -51,41 +51,6 @@ Token = Callable[[Tensor], Tensor]
 def _next(model: Any, cache: Any, tokens: Tensor) -> Tensor:
     logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits
     return logits[:, -1:].argmax(dim=-1)
-
-
-def captured_stock(model: Any, prompt: Tensor, more: int) -> tuple[Token, Tensor, StaticCache]:
-    """Read a prompt into a StaticCache with room for more; return a captured token, and the first.
-
-    The graph reads all slots, under a mask, as transformers does where it compiles.
-    """
-    length = prompt.shape[1]
-    read = DynamicCache(config=model.config)
-    token = _next(model, read, prompt)
-    cache = StaticCache(config=model.config, max_cache_len=length + more)
-    pairs: Any = zip(read.layers, cache.layers, strict=True)
-    for of_prompt, layer in pairs:
-        layer.lazy_initialization(of_prompt.keys, of_prompt.values)
-        layer.keys[:, :, :length] = of_prompt.keys
-        layer.values[:, :, :length] = of_prompt.values
-        layer.cumulative_length.fill_(length)
-        of_prompt.keys = of_prompt.values = None
-    ids, at = token.clone(), torch.full_like(token, length)
-    slots = torch.arange(length + more, device=prompt.device)
-
-    def run() -> None:
-        mask = (slots <= at[:, :, None])[:, None]
-        options = {"past_key_values": cache, "attention_mask": mask, "position_ids": at}
-        ids.copy_(model(ids, **options).logits[:, -1:].argmax(dim=-1))
-        at.add_(1)
-
-    if not prompt.is_cuda:
-        return lambda _: (run(), ids)[1], token, cache
-    run()  # libraries choose their algorithms now
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    # Naming `run` keeps what the graph reads: else its memory would be given to others.
-    return lambda _: (graph.replay(), ids, run)[1], token, cache
 
 
 def _timed(token: Token, tokens: Tensor) -> list[float]:
@@ -111,20 +76,19 @@ def _allocated(model: Any) -> int:
 
 
 @torch.no_grad()
-def measure(model: Any, method: str, length: int, batch: int, graphed: bool) -> dict[str, Any]:
+def measure(
+    model: Any, method: str, length: int, batch: int, graphed: bool, block_size: int | None = None
+) -> dict[str, Any]:
     """Read a prompt, write tokens, and say how fast that was and what was allocated for it."""
     generator = torch.Generator().manual_seed(1)
     vocabulary = model.config.vocab_size
     prompt = torch.randint(1, vocabulary, (batch, length), generator=generator).to(model.device)
     about = {"method": method, "prompt": length, "batch": batch, "graphed": graphed}
-    more, before = WARM_UP + TIMED * ROUNDS + 8, _allocated(model)
+    before = _allocated(model)
     if before:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    if method == STOCK and graphed:
-        token, first, cache = captured_stock(model, prompt, more)
-        return about | _found(token, first, partial(held_by, cache), before, began)
     if method == STOCK or method in PRESSES:
         cache = DynamicCache(config=model.config)
         with nullcontext() if method == STOCK else _press(method)(model):
@@ -133,7 +97,7 @@ def measure(model: Any, method: str, length: int, batch: int, graphed: bool) -> 
         return about | _found(token, first, held, before, began)
     budget = length // SHARE if takes_budget(method) else None
     about["budget"] = budget
-    with compress(model, method, budget, graphs=graphed) as cache:
+    with compress(model, method, budget, graphs=graphed, block_size=block_size) as cache:
         first = _next(model, cache, prompt)
 
         def held() -> tuple[int, int]:
@@ -147,6 +111,24 @@ def _press(name: str) -> Any:
     import kvpress  # type: ignore[import-not-found]
 
     return getattr(kvpress, name.partition(":")[2])(compression_ratio=1 - 1 / SHARE)
+
+
+def must_read(model: Any, entries: int, batch: int, cache_bytes: int) -> int:
+    """Return the bytes that a token reads at least: every weight used, and every entry once."""
+    config, looked_up = model.config, model.get_input_embeddings().weight
+    weights = sum(x.nbytes for x in model.parameters())
+    if model.get_output_embeddings().weight is not looked_up:
+        weights -= looked_up.nbytes
+    channels = config.num_key_value_heads * config.head_dim
+    whole = 2 * config.num_hidden_layers * channels * looked_up.itemsize * entries * batch
+    return weights + min(whole, cache_bytes)
+
+
+def copying(device: str) -> float:
+    """Return the bytes that a large copy reads and writes per second, at best of ten."""
+    source = torch.empty(2**26 if device == "cpu" else 2**30, dtype=torch.uint8, device=device)
+    seconds = _timed(torch.clone, source)
+    return 2 * source.nbytes / min(seconds)
 
 
 def _found(
@@ -172,10 +154,9 @@ def _found(
 def several(lengths: Sequence[int]) -> Iterator[tuple[str, int, bool]]:
     """Yield what is measured with one text: method, length of the prompt, and whether by graphs."""
     for length in lengths:
-        yield from ((method, length, True) for method in (STOCK, *EACH_TOKEN))
-        yield STOCK, length, False
+        yield from ((method, length, True) for method in GRAPHED)
         presses = PRESSES if find_spec("kvpress") else ()
-        yield from ((method, length, False) for method in (*EACH_TOKEN, *OTHERS, *presses))
+        yield from ((method, length, False) for method in (STOCK, *GRAPHED, *OTHERS, *presses))
 
 
 def texts_in(cap: int, bytes_of_one: int, most: int) -> int:
@@ -184,7 +165,12 @@ def texts_in(cap: int, bytes_of_one: int, most: int) -> int:
 
 
 def main(
-    lengths: str = "4096,16384,32768", cap: int = CAP, small: bool = False, out: Path | None = None
+    lengths: str = "4096,16384,32768",
+    cap: int = CAP,
+    only: str = "",
+    block_size: int | None = None,
+    small: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Measure how fast a model of 8B shape decodes."""
     device = gpu_or_small("end_to_end", small)
@@ -193,29 +179,35 @@ def main(
     model = (
         tiny_llama(device) if small else random_llama(device, torch.bfloat16, **DATA["llama"]["8b"])
     )
-    single = list(several(prompts))
-    if small:
-        single = [(STOCK, 64, True), ("full", 64, False), ("h2o", 64, device == "cuda")]
-    methods = ["h2o"] if small else [*EACH_TOKEN, *OTHERS]
+    captured = device == "cuda"
+    asked_for = only.split(",") if only else ["full", "h2o"] if small else None
+    rows = [row for row in several(prompts) if asked_for is None or row[0] in asked_for]
+    rows = [row for row in rows if captured or not row[2]]
+    about = {"cap_bytes": cap, "copied_bytes_per_second": copying(device)}
+
+    def step(method: str, length: int, batch: int, graphed: bool) -> Step:
+        name = f"{method}, {batch} texts of {length:,} tokens{', graphed' if graphed else ''}"
+        return Step(name, partial(measure, model, method, length, batch, graphed, block_size))
+
+    def limited(row: dict[str, Any]) -> dict[str, Any]:
+        must = must_read(model, row["entries"], row["batch"], row["cache_bytes"])
+        limit = 1e3 * must / about["copied_bytes_per_second"]
+        share = limit / statistics.median(row["ms_per_token"])
+        return row | {"must_bytes": must, "limit_ms": limit, "share_of_limit": share}
 
     def parts(run: Measure) -> dict[str, list[dict[str, Any]]]:
-        alone = run([_step(model, method, n, 1, graphed) for method, n, graphed in single])
-        one_text, together = list(alone.values()), []
-        bytes_of = {x["method"]: x["cache_bytes"] for x in one_text if x["prompt"] == prompts[0]}
-        for method in (STOCK, *methods):
-            batch = texts_in(cap, bytes_of[method], most)
-            graphed = device == "cuda" and method in (STOCK, *EACH_TOKEN)
-            together.append(_step(model, method, prompts[0], batch, graphed))
-        return {"one_text": one_text, "equal_memory": list(run(together).values())}
+        alone = list(run([step(method, n, 1, graphed) for method, n, graphed in rows]).values())
+        bytes_of = {x["method"]: x["cache_bytes"] for x in alone if x["prompt"] == prompts[0]}
+        together = []
+        for method, one in bytes_of.items():
+            if method not in PRESSES:
+                graphed = captured and method in GRAPHED
+                together.append(step(method, prompts[0], texts_in(cap, one, most), graphed))
+        every = {"one_text": alone, "equal_memory": list(run(together).values())}
+        return {part: [limited(row) for row in found] for part, found in every.items()}
 
-    asked = {"lengths": prompts, "cap": cap, "most": most, "small": small}
-    run_benchmark("end_to_end", device, asked, {"cap_bytes": cap}, out, parts)
-
-
-def _step(model: Any, method: str, length: int, batch: int, graphed: bool) -> Step:
-    graph = ", graphed" if graphed else ""
-    name = f"{method}, {batch} texts of {length:,} tokens{graph}"
-    return Step(name, partial(measure, model, method, length, batch, graphed))
+    asked = {"lengths": prompts, "cap": cap, "most": most, "small": small, "only": only}
+    run_benchmark("end_to_end", device, asked | {"block_size": block_size}, about, out, parts)
 
 
 if __name__ == "__main__":
