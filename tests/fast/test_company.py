@@ -112,6 +112,9 @@ TURNS = [
     ([0, 2], [1] * 2, [(0, 0)] * 2),
 ]
 """Later texts in which rows have unequally many blocks."""
+ONE = ([0, 1], [1, 1], [(0, 0)] * 2)
+WAITS = [([0, 1], [12, 8], [(0, 0)] * 2), *[ONE] * 3, ([0, 1], [1, 17], [(0, 0)] * 2), *[ONE] * 4]
+"""A text whose row has no token in blocks of another's later text."""
 SPECS = (*ONE_EACH, *CODED, *GRANULAR)
 SHARED, BESIDE = LAYERS
 QUICK = [
@@ -130,6 +133,7 @@ QUICK = [
 @example(calls=FIRST, block_size=6, number=0)
 @example(calls=TURNS, block_size=6, number=0)
 @example(calls=TURNS, block_size=1, number=0)
+@example(calls=WAITS, block_size=4, number=0)
 def test_a_row_is_what_it_is_alone(spec, layers, calls, block_size, number):
     check_company(model_with_layers(layers), spec, calls, block_size, number)
 
