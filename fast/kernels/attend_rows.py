@@ -40,11 +40,14 @@ def without_hidden(logits, some, held, entry_at, row_at):
 
 @common.kernel
 def logits_of_block(q, k, scale, softcap, SOFTCAP: constexpr):
-    """Return logits ``[rows, entries]``, also of entries that a row may not read."""
-    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    """Return logits ``[rows, entries]``, also of entries that a row may not read.
+
+    Without SOFTCAP they are still to be multiplied by ``scale``.
+    """
+    products = tl.dot(q, tl.trans(k), input_precision="ieee")
     if SOFTCAP:
-        logits = common.squeezed(logits, softcap)
-    return logits
+        products = common.squeezed(products * scale, softcap)
+    return products
 
 
 @partial(common.kernel, changing=("m", "n", "rows", "tall", "kind"))
@@ -80,8 +83,8 @@ def attend_rows(
         oldest = tl.min(tl.where(inside, row_at, 2147483647), axis=0)
         newest = tl.max(row_at, axis=0)
         whole, end = readable(entries_at.data + head * entries_at.head, n, oldest, newest)
-    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    mass = tl.zeros([BLOCK_M], tl.float32)
+    best, mass = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    unit = 1.0 if SOFTCAP else scale
     found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     begin, end = common.share_of(part, tl.num_programs(2), end)
     for first in range(begin, end, BLOCK_N):
@@ -101,14 +104,14 @@ def attend_rows(
             some = first + BLOCK_N > tl.minimum(whole, end)
             logits = without_hidden(logits, some, held, entry_at, row_at)
         if SCORES:
-            to = raw + (head * rows + row[:, None]) * n + entry
-            tl.store(to, logits, mask=inside[:, None] & there[None, :])
-        weights, shrink, best, mass = common.soften(logits, best, mass)
+            to = (head * rows + row[:, None]) * n + entry
+            tl.store(raw + to, logits * unit, mask=inside[:, None] & there[None, :])
+        weights, shrink, best, mass = common.soften(logits, unit, best, mass)
         if WITH_VALUES:
             v = common.read_vectors(values, head, entry, held, D, BLOCK_D, WIDE)
             product = tl.dot(common.in_reach(weights, v.dtype), v, input_precision="ieee")
             found = found * shrink[:, None] + common.out_of_reach(product, v.dtype)
-    logged, whole = common.log_mass(best, mass)
+    logged, whole = common.log_mass(best, unit, mass)
     place = (head * tl.num_programs(2) + part) * rows + row
     tl.store(lse + place, logged, mask=inside)
     if WITH_VALUES:

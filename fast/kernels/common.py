@@ -265,21 +265,23 @@ LOG2_E = constexpr(1.4426950408889634)
 
 
 @kernel
-def soften(logits, best, mass):
+def soften(products, unit, best, mass):
     """Take a block of logits ``[rows, entries]`` into a softmax that is computed block by block.
 
-    Returns exp(logits − the largest so far), the factor of earlier sums, and the new largest logits
-    and masses. `log_mass` ends it.
+    Logits are products times a positive ``unit``, which is folded into the exponents. Returns
+    exp(logits − the largest so far), the factor of earlier sums, and the new largest products and
+    masses. `log_mass` ends it.
     """
-    now = tl.maximum(best, tl.max(logits, axis=1))
+    rate = unit * LOG2_E  # exp keeps the least numbers, slowly
+    now = tl.maximum(best, tl.max(products, axis=1))
     anchor = tl.where(now == float("-inf"), 0.0, now)
-    weights = tl.exp2((logits - anchor[:, None]) * LOG2_E)  # exp keeps the least numbers, slowly
-    shrink = tl.exp2((best - anchor) * LOG2_E)
+    weights = tl.exp2((products - anchor[:, None]) * rate)
+    shrink = tl.exp2((best - anchor) * rate)
     return weights, shrink, now, mass * shrink + tl.sum(weights, axis=1)
 
 
 @kernel
-def log_mass(best, mass):
+def log_mass(best, unit, mass):
     """Return log-sum-exps, −inf for rows that read nothing, and what to divide outputs by."""
     whole = tl.where(mass == 0, 1.0, mass)
-    return tl.where(mass == 0, float("-inf"), best + tl.log(whole)), whole
+    return tl.where(mass == 0, float("-inf"), best * unit + tl.log(whole)), whole

@@ -207,7 +207,7 @@ def combine(
         column, own = tl.arange(0, BLOCK_D), turn + tl.arange(0, 1)  # one row, in a list of rows
         most, of_mass = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)
         joined = tl.zeros([BLOCK_D], tl.float32)
-        for first in range(0, parts, JOINED):
+        for first in tl.static_range(0, BLOCK_PARTS, JOINED):
             part = first + tl.arange(0, JOINED)
             line = (head * parts + part) * RHO + turn
             real = (part < parts)[:, None] & (column < D)[None, :]

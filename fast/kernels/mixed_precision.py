@@ -300,8 +300,11 @@ def attend_to_a_part_of_tables(
             q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
             rows, before = from_odd(key_rows[number]), head * from_odd(key_room[number])
             rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
-            best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
-            mass = tl.zeros([BLOCK_RHO], tl.float32)
+            unit = 1.0 if SOFTCAP else scale
+            best, mass = (
+                tl.full([BLOCK_RHO], float("-inf"), tl.float32),
+                tl.zeros([BLOCK_RHO], tl.float32),
+            )
             output = tl.zeros([BLOCK_D, BLOCK_RHO * BLOCK_GROUPS], tl.float32)
             offset = tl.zeros([BLOCK_RHO, BLOCK_GROUPS], tl.float32)
             begin = (part - first) * rounds
@@ -309,20 +312,20 @@ def attend_to_a_part_of_tables(
                 line = turn * BLOCK_N + tl.arange(0, BLOCK_N)
                 partner = tl.load(partners[number] + head * rows + line, mask=line < rows, other=-1)
                 held = partner >= 0
-                logits = scale * products_with_keys(
+                logits = products_with_keys(
                     q, q_sums, keys[number], key_scales[number], key_zeros[number],
                     before, rows, turn * BLOCK_N,
                     D, KEY_BITS[number], KEY_OWN[number], BY_CHANNEL[number],
                     GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
                 )  # fmt: skip
                 if SOFTCAP:
-                    logits = common.squeezed(logits, softcap)
+                    logits = common.squeezed(logits * scale, softcap)
                 logits = tl.where(held[None, :], logits, float("-inf"))
                 if SCORES:
                     slot = tl.load(slots[number] + head * rows + line, mask=held, other=0)
                     to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
-                    tl.store(to, logits, mask=(row < RHO)[:, None] & held[None, :])
-                weights, shrink, best, mass = common.soften(logits, best, mass)
+                    tl.store(to, logits * unit, mask=(row < RHO)[:, None] & held[None, :])
+                weights, shrink, best, mass = common.soften(logits, unit, best, mass)
                 spread = tl.broadcast_to(shrink[:, None], [BLOCK_RHO, BLOCK_GROUPS])
                 output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
                 offset = offset * spread
@@ -343,7 +346,7 @@ def attend_to_a_part_of_tables(
             whole += offset[:, :, None]
             its_group = (column // GROUP)[None, None, :] == group[None, :, None]
             joined = tl.sum(tl.where(its_group, whole, 0.0), axis=1)
-            logged, divisor = common.log_mass(best, mass)
+            logged, divisor = common.log_mass(best, unit, mass)
             joined = joined / divisor[:, None]
             to = (head * parts + part) * RHO + row
             tl.store(lse + to, logged, mask=row < RHO)

@@ -156,6 +156,8 @@ def column_sums(
             if gains is not None:
                 gain = tl.load(gains + sequence * m + token, mask=inside, other=1.0)
             logits = logits_of_block(q, k, scale, softcap, SOFTCAP) * gain[:, None]
+            if not SOFTCAP:
+                logits *= scale
             reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
             below = tl.where(reads, logits - log_sum[:, None], float("-inf"))
             total += tl.sum(tl.exp(below), axis=0)

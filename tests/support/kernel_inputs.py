@@ -66,12 +66,3 @@ def attended(queries, keys, values, mask=None, softcap=None, gains=None):
         lse = np.logaddexp.reduce(np.where(allowed, raw, -np.inf), axis=-1)
         found.append((weighted_values(weights, v), weights, lse))
     return [np.stack(each) for each in zip(*found, strict=True)]
-
-
-def sink(gap, m, dtype, n=60, d=64):
-    """Entry 0 has logit ``gap`` and value 0; all others have logit 0."""
-    queries, keys = (torch.zeros((1, 1, tokens, d), device=DEVICE) for tokens in (m, n))
-    queries[..., 0], keys[:, :, 0, 0] = d**0.5, gap
-    values = drawn((1, 1, n, d)).abs()
-    values[:, :, 0] = 0.0
-    return queries[:, :, None], keys.to(dtype), values.to(dtype)
