@@ -48,14 +48,14 @@ def agrees(arguments, positions=None, softcap=None):
     return output, weights
 
 
-FORMATS = diagonal(HEAD_DIMS, DTYPES)
+FORMATS = diagonal(HEAD_DIMS, DTYPES, (None, 0.7, 30.0, None))
 FEW = [(32, torch.bfloat16), (80, torch.float32)]
 """Of what takes long in the interpreter."""
 
 
-@pytest.mark.parametrize(("d", "dtype"), FORMATS)
-def test_a_token_s_head_dimensions_and_number_formats(d, dtype):
-    agrees(vectors(d=d, dtype=dtype))
+@pytest.mark.parametrize(("d", "dtype", "softcap"), FORMATS)
+def test_a_token_s_head_dimensions_number_formats_and_softcap(d, dtype, softcap):
+    agrees(vectors(d=d, dtype=dtype), softcap=softcap)
 
 
 LENGTHS = [{"N": 1, "G": 1, "n": n, "d": 80} for n in (1, 2, 63, 64, 65, 127, 128, 129, 300)]
@@ -84,11 +84,6 @@ def test_parts_are_as_many_as_leave_no_processor_idle():
 def test_a_configuration_is_chosen_for_about_as_many_heads_and_entries():
     kinds = [common.kind_of_call(heads, n) for heads in (8, 480) for n in (9, 1024, 4097, 65536)]
     assert len(set(kinds)) == 6 and not any(kind % 16 for kind in kinds)
-
-
-@pytest.mark.parametrize("softcap", [0.7, 30.0])
-def test_softcap(softcap):
-    agrees(vectors(), softcap=softcap)
 
 
 def test_empty_slots_get_nothing():

@@ -36,14 +36,12 @@ def test_head_dimensions_and_number_formats(d, dtype, fast):
     agrees(*example(d=d, dtype=dtype), fast=fast)
 
 
-@pytest.mark.parametrize("k", GROUPS)
-def test_rows_of_a_head(k):
-    agrees(*example(N=1, k=k, n=40))
+LENGTHS = 2, 3, 63, 64, 65, 128, 129, 300
 
 
-@pytest.mark.parametrize(("n", "fast"), diagonal((2, 3, 63, 64, 65, 128, 129, 300), (False, True)))
-def test_lengths_around_the_blocks(n, fast):
-    agrees(*example(N=1, n=n), fast=fast)
+@pytest.mark.parametrize(("n", "fast", "k"), diagonal(LENGTHS, (False, True), GROUPS))
+def test_lengths_around_the_blocks_and_rows_of_a_head(n, fast, k):
+    agrees(*example(N=1, n=n, k=k), fast=fast)
 
 
 @pytest.mark.parametrize("fast", [False, True])
