@@ -67,7 +67,10 @@ def wrapped(name: str) -> type:
         """The platform's backend; its parts evict blocks."""
 
         configured: Settings | None = None
-        """Of the model that was built last: vLLM tells it to attention layers alone."""
+        """Of the model that was built last: vLLM tells it to attention layers alone.
+
+        None without kvlab: vLLM keeps the class that an earlier model of the process got.
+        """
 
         @staticmethod
         def get_impl_cls() -> type:
@@ -80,15 +83,17 @@ def wrapped(name: str) -> type:
 
         @classmethod
         def with_part(cls, part: type, own: type) -> type:
-            """Return a class of vLLM with a part of kvlab."""
+            """Return a class of vLLM with a part of kvlab, or as it is where nothing is evicted."""
+            if cls.configured is None:
+                return own
             return type(own.__name__, (part, own), {"settings": cls.configured})
 
         @classmethod
         def customize_spec(cls, spec: Any) -> Any:
             from kvlab.fast.vllm.manager import evicting
 
-            assert cls.configured is not None  # layers ask for their implementation first
-            return evicting(own.customize_spec(spec), cls.configured)
+            spec = own.customize_spec(spec)  # layers ask for their implementation first
+            return spec if cls.configured is None else evicting(spec, cls.configured)
 
     Backend.__name__ = Backend.__qualname__ = name
     Backend.__module__ = "kvlab.fast.vllm"  # whose `__getattr__` finds it by its path

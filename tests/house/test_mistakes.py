@@ -15,7 +15,7 @@ def test_the_tables_are_of_the_sources_and_tests_that_there_are():
     for each in mistakes():
         assert each.source and each.kind in KINDS and bool(each.test) != bool(each.same), each
         if each.test:
-            file, _, function = each.test.partition("::")
+            file, function = each.test.partition("[")[0].split("::")
             text = Path(file).read_text("utf-8")
             assert f"\ndef {function}(" in text and "published(" not in text, each.test
 

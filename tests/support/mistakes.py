@@ -55,7 +55,7 @@ class Mistake:
     right: str
     wrong: str
     test: str = ""
-    """The test that notices it, as ``file::function``."""
+    """The test that notices it, as ``file::function``, or a case of it where others take long."""
     same: str = ""
     """Why nothing can notice it."""
 

@@ -141,9 +141,11 @@ def close() -> None:
     """Let the process have another engine."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+    from vllm.v1.attention.selector import _cached_get_attn_backend
 
     ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()
+    _cached_get_attn_backend.cache_clear()  # its key does not hold whether kvlab is configured
     gc.collect()
 
 

@@ -9,12 +9,15 @@ SCRIPT = """
 import json, sys
 from types import ModuleType
 
+import torch
+
 sys.modules["vllm._C_stable_libtorch"] = ModuleType("of a build for CUDA")
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms import cuda
 from vllm.plugins import load_general_plugins
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 load_general_plugins()
 found, kvlab = [], {"kvlab": {"method": "tova", "budget": 96}}
@@ -26,6 +29,14 @@ for asked in ({}, kvlab, {}):
             by_others = resolve_obj_by_qualname(backend.get_path())
             assert by_cuda is by_others
             found.append([by_cuda.__module__, by_cuda.__qualname__, by_cuda.__mro__[1].__name__])
+    if asked:
+        kept = by_others  # by vLLM, which asks for a backend once in a process
+    elif "kvlab.fast.vllm.backend" in sys.modules:
+        with set_current_vllm_config(VllmConfig()):
+            assert kept.get_impl_cls() is by_others.get_impl_cls()
+        assert kept.get_builder_cls() is by_others.get_builder_cls()
+        spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+        assert type(kept.customize_spec(spec)) is type(by_others.customize_spec(spec))
     if len(found) == len(sys.argv) - 1:
         assert "kvlab.fast.vllm.backend" not in sys.modules
 print(json.dumps(found))
