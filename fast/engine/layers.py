@@ -20,7 +20,7 @@ import torch
 
 from kvlab.fast.engine.cache import BatchClock, LayerCache, LayerMemory
 from kvlab.fast.engine.long_blocks import observe
-from kvlab.fast.engine.number_formats import in_own_formats
+from kvlab.fast.engine.number_formats import without_autocast
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, Rotate
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.kernels.notation import Float, Int, Marks, Positions, Queries, Scores, Tensor
@@ -191,12 +191,12 @@ class Layers:
         kept = [a - b for c in caches for a, b in zip(c.counts, c.demoted, strict=True)]
         return [min(kept[row::sequences]) for row in range(sequences)]
 
-    @in_own_formats
+    @without_autocast()
     def copies(self) -> list[LayerCache]:
         """Return a copy of every layer's cache."""
         return [cache.copied(layer) for cache in self.caches for layer in range(cache.layers)]
 
-    @in_own_formats
+    @without_autocast()
     def copied(self) -> "Layers":
         """Return layers that hold the same and go on apart from these."""
         self.catch_up()
@@ -214,7 +214,7 @@ class Layers:
         for group in self.groups:
             group.catch_up()
 
-    @in_own_formats
+    @without_autocast()
     def trim(self) -> None:
         """Free the slots that no entry uses."""
         self.catch_up()
@@ -237,7 +237,7 @@ class Layers:
         for cache in self.caches:
             cache.check_scores()
 
-    @in_own_formats
+    @without_autocast()
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         for group in self.groups:

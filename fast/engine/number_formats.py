@@ -1,14 +1,12 @@
 """The engine computes in the number formats of the model's own keys and values."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 
 import torch
 
-P = ParamSpec("P")
-R = TypeVar("R")
+NOTHING = nullcontext()
 
 
 @contextmanager
@@ -21,17 +19,10 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def in_own_formats(compute: Callable[P, R]) -> Callable[P, R]:
-    """Let a function compute `without_autocast`; nothing is entered where autocast is off."""
-
-    @wraps(compute)
-    def inner(*given: P.args, **options: P.kwargs) -> R:
-        if not any(map(torch.is_autocast_enabled, _device_types())):
-            return compute(*given, **options)
-        with without_autocast():
-            return compute(*given, **options)
-
-    return inner
+def in_own_formats() -> AbstractContextManager[None]:
+    """Return `without_autocast` for what each token runs: no context is made while it is off."""
+    on = any(map(torch.is_autocast_enabled, _device_types()))
+    return without_autocast() if on else NOTHING
 
 
 @cache

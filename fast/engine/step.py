@@ -41,19 +41,19 @@ OfLayers = Sequence[Observation | None]
 """What layers that decide together saw; None for those whose step has no event."""
 
 
-@in_own_formats
 def begin(layers: Layers, clock: BatchClock) -> None:
     """Take in that all layers are about to be given a block."""
-    assert not layers.aging, "the last step was not finished"
-    single = clock.positions.shape[1] == 1
-    if not layers.shared:
-        if single:
-            layers.join(clock)
-    elif not (single and layers.groups[0].cache.even):
-        layers.separate()
-    if layers.shared:
-        (group,) = layers.groups
-        _open_step(group, clock.to(group.cache.positions.device))
+    with in_own_formats():
+        assert not layers.aging, "the last step was not finished"
+        single = clock.positions.shape[1] == 1
+        if not layers.shared:
+            if single:
+                layers.join(clock)
+        elif not (single and layers.groups[0].cache.even):
+            layers.separate()
+        if layers.shared:
+            (group,) = layers.groups
+            _open_step(group, clock.to(group.cache.positions.device))
 
 
 def _open_step(group: Group, clock: BatchClock) -> Step:
@@ -81,7 +81,6 @@ def _open_step(group: Group, clock: BatchClock) -> Step:
     return step
 
 
-@in_own_formats
 def attend(layers: Layers, place: int, block: Block) -> Queries:
     """Append the block of the layer ``place`` among these, and return its attention output.
 
@@ -92,19 +91,20 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
     Raises:
         ValueError: if the block lacks what the policy reads of the model.
     """
-    policy, group = layers.policy, layers.groups[0 if layers.shared else place]
-    if policy.reads_model:
-        policy.specification.check_block(block)
-    if layers.shared:
-        assert group.step is not None
-        return _attend(group, group.step, place, block)
-    if policy.only_attends(block.clock) and not (group.waiting or layers.watch):
-        return _only_attend(layers, group.cache, block)
-    step = _open_step(group, block.clock)
-    _attend(group, step, place, block)
-    if not policy.joins_layers:
-        _finish(layers, [group])
-    return step.outputs[-1]
+    with in_own_formats():
+        policy, group = layers.policy, layers.groups[0 if layers.shared else place]
+        if policy.reads_model:
+            policy.specification.check_block(block)
+        if layers.shared:
+            assert group.step is not None
+            return _attend(group, group.step, place, block)
+        if policy.only_attends(block.clock) and not (group.waiting or layers.watch):
+            return _only_attend(layers, group.cache, block)
+        step = _open_step(group, block.clock)
+        _attend(group, step, place, block)
+        if not policy.joins_layers:
+            _finish(layers, [group])
+        return step.outputs[-1]
 
 
 def _only_attend(layers: Layers, cache: LayerCache, block: Block) -> Queries:
@@ -183,13 +183,13 @@ def _observation(group: Group, step: Step) -> Observation:
     )
 
 
-@in_own_formats
 def finish(layers: Layers) -> None:
     """End all steps that have begun: none if every layer has ended its own."""
-    if layers.aging:
-        layers.policy.precision.store_by_age(layers.aging)
-        layers.aging = []
-    _finish(layers, [group for group in layers.groups if group.step is not None])
+    with in_own_formats():
+        if layers.aging:
+            layers.policy.precision.store_by_age(layers.aging)
+            layers.aging = []
+        _finish(layers, [group for group in layers.groups if group.step is not None])
 
 
 def _finish(layers: Layers, groups: Sequence[Group]) -> None:

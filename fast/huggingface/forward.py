@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from typing import Any, NoReturn
 
 import torch
@@ -40,13 +40,7 @@ class Forward:
     def as_method(self) -> Callable[..., Any]:
         """Return what replaces the model's ``forward``, with its signature."""
 
-        @wraps(self.forward)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            cache, given = self._given(args, kwargs)
-            with cache.used:
-                return self._run(cache, given)
-
-        return forward
+        return update_wrapper(partial(self._run), self.forward)
 
     def _given(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -70,36 +64,38 @@ class Forward:
             self._refuse_other_cache(given, running)
         return cache, given
 
-    def _run(self, cache: CompressedCache, given: dict[str, Any]) -> Any:
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on the tokens of a call, block by block."""
-        if cache.text.state is State.WRITING and cache.text.ends_padded:
-            given.pop("position_ids", None)
-        stated = {name: value for name, value in given.items() if value is not None}
-        inputs, blocks = self.arguments.checked(cache.text, stated)
-        padded = self._begin(cache, inputs, blocks)
-        outputs: Any = None
-        text, m, logits = cache.text, inputs.shape[1], []
-        columns = text.clock.columns + m
-        if self.arguments.places_images and not_text(given):
-            text.model_counts_positions = True
-        with text.lent_to(self.model), text.running():
-            for part in blocks.parts:
-                run = partial(self._attended, cache, blocks=blocks, part=part, padded=padded)
-                with torch.inference_mode():
-                    outputs = None
-                    if self.graphs is not None and m == 1:
-                        outputs = self.graphs.token(cache, stated, run)
-                    outputs = outputs or run(given)
-                logits.append(outputs.logits)
-            if text.clock.columns != columns:
-                cache.fit(columns)
-        outputs = _ordinary(outputs)
-        if len(logits) > 1 or blocks.columns is not None:
-            outputs.logits = blocks.joined(logits, stated.get("logits_to_keep") or m)
-        trains = self.model.training or "labels" in stated or inputs.requires_grad
-        if trains and torch.is_grad_enabled():
-            _refuse_gradients(outputs)
-        return outputs
+        cache, given = self._given(args, kwargs)
+        with cache.used:
+            if cache.text.state is State.WRITING and cache.text.ends_padded:
+                given.pop("position_ids", None)
+            stated = {name: value for name, value in given.items() if value is not None}
+            inputs, blocks = self.arguments.checked(cache.text, stated)
+            padded = self._begin(cache, inputs, blocks)
+            outputs: Any = None
+            text, m, logits = cache.text, inputs.shape[1], []
+            columns = text.clock.columns + m
+            if self.arguments.places_images and not_text(given):
+                text.model_counts_positions = True
+            with text.lent_to(self.model), text.running():
+                for part in blocks.parts:
+                    run = partial(self._attended, cache, blocks=blocks, part=part, padded=padded)
+                    with torch.inference_mode():
+                        outputs = None
+                        if self.graphs is not None and m == 1:
+                            outputs = self.graphs.token(cache, stated, run)
+                        outputs = outputs or run(given)
+                    logits.append(outputs.logits)
+                if text.clock.columns != columns:
+                    cache.fit(columns)
+            outputs = _ordinary(outputs)
+            if len(logits) > 1 or blocks.columns is not None:
+                outputs.logits = blocks.joined(logits, stated.get("logits_to_keep") or m)
+            trains = self.model.training or "labels" in stated or inputs.requires_grad
+            if trains and torch.is_grad_enabled():
+                _refuse_gradients(outputs)
+            return outputs
 
     def _attended(
         self, cache: CompressedCache, given: Given, blocks: Blocks, part: slice, padded: bool
