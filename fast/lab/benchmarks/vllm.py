@@ -154,17 +154,15 @@ def main(
     out: Path | None = None,
 ) -> None:
     """Measure so many requests of each of these lengths."""
+    asked = locals()
     engines.launch("vllm")
     location = Path(model_location(model))
     served = [Served(location, Run(int(each), written, requests)) for each in prompts.split(",")]
-    asked = {"model": model, "requests": requests, "prompts": prompts, "written": written}
-    asked |= {"rounds": rounds}
     run_benchmark(
         "vllm",
         "cpu",
         asked,
         {"block": BLOCK},
-        out,
         lambda measure: {str(x.run.prompt): measured(x, rounds, measure) for x in served},
     )
 
