@@ -1,6 +1,5 @@
 """What pages say about times and bytes, from stored benchmarks and from the cost model."""
 
-import statistics
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,7 +8,6 @@ from kvlab.fast.lab.planning import pays_from
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, LAUNCHES, SHAPES
-from study.benchmarks import seconds_of_bytes
 from study.planner_figures import PaperFigure, all_figures, desirekv_plan
 from study.stored import stored_file
 
@@ -32,12 +30,12 @@ def decoded(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> d
 
 def token_ms(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> float:
     """Return the milliseconds of a token, the median of the rounds."""
-    return statistics.median(decoded(method, prompt, texts, graphed)["ms_per_token"])
+    return decoded(method, prompt, texts, graphed)["quartiles"][1]
 
 
 def least_ms(method: str, prompt: int, texts: int = 1) -> float:
     """Return the milliseconds in which weights and cache can be read at the rate of copying."""
-    return 1e3 * seconds_of_bytes(decoded(method, prompt, texts)["cache_bytes"])
+    return decoded(method, prompt, texts)["limit_ms"]
 
 
 def peak_gib(method: str, texts: int, graphed: bool = True) -> float:
@@ -62,29 +60,21 @@ def kernel_us(kernel: str, texts: int = 1) -> float:
     return 1e6 * timed(kernel, texts)["seconds"]
 
 
-def of_copying(kernel: str, texts: int = 1, own: int = 0) -> float:
-    """Return the percentage of copying at which the bytes move that must.
-
-    Args:
-        kernel: as the results name it.
-        texts: 1 or 8.
-        own: bytes of an entry and KV head that the kernel writes for itself and reads again.
-    """
-    stored, row = stored_file("benchmarks/kernels-gpu")["about"], timed(kernel, texts)
-    must = row["bytes"] - own * texts * stored["shape"]["kv_heads"] * row["entries"]
-    return 100 * must / row["seconds"] / stored["copy_bytes_per_second"]
+def of_copying(kernel: str, texts: int = 1) -> float:
+    """Return the percentage of copying at which the bytes move that must."""
+    return 100 * timed(kernel, texts)["share_of_copy"]
 
 
 def copied_us(kernel: str) -> float:
     """Return the microseconds in which a plain copy moves a kernel's bytes."""
     rate = stored_file("benchmarks/kernels-gpu")["about"]["copy_bytes_per_second"]
-    return 1e6 * timed(kernel)["bytes"] / rate
+    return 1e6 * timed(kernel)["must_bytes"] / rate
 
 
 def of_limit(method: str) -> float:
     """Return the percentage of the speed of a full cache with as few entries, on SmolLM2."""
     rows = stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]
-    speed = {row["name"]: row["median"] for row in rows}
+    speed = {row["name"]: row["quartiles"][1] for row in rows}
     return 100 * speed[f"kvlab {method}"] / speed["transformers full cache of 512"]
 
 

@@ -16,12 +16,21 @@ def test_a_result_of_changed_code_says_so():
     assert changed == ["decode-cpu.json"] and "bcd7552, kvlab" in shown["decode-cpu.json"]
 
 
+def test_every_row_of_speed_has_the_bytes_that_must_move():
+    """All but the rows of engines that choose the number format of their weights."""
+    stored = results()
+    rows = [row for file in stored.values() for part in file["parts"].values() for row in part]
+    without = {row["name"].partition(" ")[0] for row in rows if row["must_bytes"] is None}
+    assert len(stored) == 9 and without == {"openvino", "llama.cpp"}
+    assert all(row["must_bytes"] > 0 for row in rows if row["must_bytes"] is not None)
+
+
 def test_speeds_are_those_of_the_file():
     result = results()["decode-cpu.json"]
     blocks = list(result_blocks("decode-cpu.json", result))
     for outcomes in result["parts"].values():
         for each in outcomes:
-            assert {each["name"], f"{each['median']:,.0f}"} <= set(cells(blocks))
+            assert {each["name"], f"{each['quartiles'][1]:,.0f}"} <= set(cells(blocks))
     (command,) = (block.text for block in blocks if isinstance(block, Code))
     assert command.startswith("python -m kvlab.fast.lab.benchmarks.decode ")
 
@@ -29,6 +38,7 @@ def test_speeds_are_those_of_the_file():
 def kernels(*left_out, **change):
     result = {"kernel": "tables, 4 bit", "batch": 8, "entries": 16384, "seconds": 2e-4}
     result |= {"share_of_copy": 0.8, "rival": "decode", "gain": 3.5, "share_of_gain": 0.875}
+    result |= {"must_bytes": 2**21}
     about = {
         "shape": {"dtype": "torch.bfloat16", "kv_heads": 8, "group": 4, "head_dim": 128},
         "copy_bytes_per_second": 4.1e12,
@@ -47,7 +57,7 @@ def kernels(*left_out, **change):
 
 def test_kernels_are_set_beside_copying_and_their_rival():
     row = cells(result_blocks("kernels-gpu.json", kernels()))
-    assert row == ["tables, 4 bit", "8", "16,384", "200.0", "80 %", "3.50 × decode", "88 %"]
+    assert row == ["tables, 4 bit", "8", "16,384", "200.0", "2.0", "80 %", "3.50 × decode", "88 %"]
     missing = {"batch": 32, "entries": 65536, "all_after": "keep sets"}
     alone = kernels(missing, rival="", gain=None, share_of_gain=None, share_of_copy=None)
     found = list(result_blocks("kernels-gpu.json", alone))
@@ -61,6 +71,7 @@ def test_what_vllm_serves_is_set_beside_the_full_cache_and_drawn():
     def row(method, share, speed, **more):
         found = {"tokens_per_second": speed, "tokens_per_second_by_the_clock": speed / 2}
         found |= {"times_full": 1.75, "at_once": 6, "preempted": 0, "blocks": {}, "accepted": None}
+        found |= {"must_bytes": 3 * 2**20}
         return {"method": method, "share": share, **found, **more}
 
     blocks = {"blocks": {"evicted": 80, "freed": 79}, "accepted": 0.5}
@@ -69,8 +80,8 @@ def test_what_vllm_serves_is_set_beside_the_full_cache_and_drawn():
     pools += [row("full, the plug-in not configured", 1.0, 10.0)]
     result = {"parts": {"1024": pools}, "parameters": {"requests": 8, "written": 256, "rounds": 3}}
     found = cells(served(result))
-    quarter = ["25 %", "tova", "9.0", "4.5", "175 %", "6", "0", "80", "79", "50 %"]
-    assert found[30:40] == quarter and found[7:10] == ["–", "–", "–"]
+    quarter = ["25 %", "tova", "9.0", "4.5", "175 %", "3", "6", "0", "80", "79", "50 %"]
+    assert found[33:44] == quarter and found[8:11] == ["–", "–", "–"]
     drawn = throughput(result).svg
     assert all(text in drawn for text in ("prompts of 1,024 tokens", ">tova<", ">25 %<"))
     assert "not configured" not in drawn  # it was measured with all of the memory alone

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import profile
 
 
@@ -45,7 +44,7 @@ def profiled(run: Callable[[], Any]) -> tuple[list[dict[str, Any]], list[str]]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     every: Any = found.key_averages()
-    own = [x for x in every if x.device_type == DeviceType.CUDA]
+    own = [x for x in every if x.device_type.name == "CUDA"]
     time = "self_device_time_total" if own else "self_cpu_time_total"
     rows = [
         {"kernel": x.key, "runs": x.count, "microseconds": getattr(x, time)} for x in own or every

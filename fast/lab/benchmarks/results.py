@@ -22,7 +22,7 @@ from kvlab.fast.lab.loop import kept, run_all, tell_of_older
 from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.terminal import print_line, reporting
 
-SCHEMA = 4
+SCHEMA = 5
 Result = Mapping[str, Any]
 Parts = Mapping[str, Sequence[Any]]
 Measure = Callable[..., dict[str, Any]]

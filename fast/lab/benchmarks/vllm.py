@@ -6,7 +6,8 @@ All requests come at once; each is a passage of a novel. Pools of blocks are sha
 together. Methods keep a quarter of a request. Every row is a process of its own, with one thread;
 loading the model is not counted. Rounds measure all rows in turn; speeds are of CPU time, and by
 the clock. ``accepted`` is the share of what a method wrote that the full cache finds likeliest,
-after the same tokens.
+after the same tokens. ``must_bytes`` are those that a token of all requests at once reads:
+weights, and entries, on average over the text, or as many as a method keeps.
 """
 
 import statistics
@@ -21,6 +22,7 @@ import torch
 from transformers import AutoConfig
 
 from kvlab.fast.lab import engines
+from kvlab.fast.lab.benchmarks.noted import must_read
 from kvlab.fast.lab.benchmarks.results import Measure, run, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import VOCABULARY, Run, drawn, fetched
 from kvlab.fast.lab.loop import Step
@@ -114,6 +116,8 @@ def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, An
     )
     of_method: dict[str, float] = dict(zip(METHODS, accepted.values(), strict=True))
     tokens = served.run.batch * served.run.tokens
+    prompt, more = served.run.prompt, served.run.tokens
+    entries = prompt + more / 2, (prompt + more) // 4
 
     def seconds(*row: Any) -> list[list[float]]:
         """Return seconds of CPU time and by the clock, of every round of a row."""
@@ -126,6 +130,7 @@ def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, An
             **speeds(tokens, *seconds(share, method), full=seconds(share, WITHOUT)[0]),
             "accepted": of_method.get(method),
             **{name: each[0][name] for name in KEPT},
+            "must_bytes": must_read(served.model, entries[method in METHODS], each[0]["at_once"]),
         }
         for (share, method), each in found.items()
     ]
