@@ -136,7 +136,7 @@ def decoding_columns(part: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Colu
         Column("contender", "name"),
         Column("tokens/s", lambda row: speed(row["quartiles"][1])),
         Column("lowest to highest", ends),
-        Column("of stock", "share_of_full", percent),
+        Column("of stock", lambda row: share(row, rows[0]), percent),
         Column("of its control", control, percent),
         Column("of its limit", limit, percent),
         Column("must, MiB", lambda row: row["must_bytes"] and row["must_bytes"] / MIB, ",.0f"),
@@ -227,9 +227,35 @@ KERNELS = (
     Column("µs", lambda each: 1e6 * each["seconds"], ",.1f"),
     Column("must, MiB", lambda each: each["must_bytes"] / MIB, ",.1f"),
     Column("of copying", "share_of_copy", percent),
-    Column("gain", lambda each: each.get("gain") and f"{each['gain']:.2f} × {each['rival']}"),
-    Column("of its bytes", lambda each: each.get("share_of_gain"), percent),
+    Column("gain", lambda each: each["gain"] and f"{each['gain']:.2f} × {each['rival']}"),
+    Column("of its bytes", "share_of_gain", percent),
 )
+
+
+def with_gains(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Add each kernel's speed over its rival's, and that gain over the ratio of their bytes."""
+    known = {(each["kernel"], each["batch"], each["entries"]): each for each in rows}
+    found = []
+    for each in rows:
+        gain = of_bytes = None
+        rival = known.get((each["rival"], each["batch"], each["entries"]))
+        if rival is not None:  # without a rival, or its memory was not enough
+            gain = rival["seconds"] / each["seconds"]
+            if each["by_bytes"] and each["must_bytes"] < rival["must_bytes"]:
+                of_bytes = gain * each["must_bytes"] / rival["must_bytes"]
+        found.append({**each, "gain": gain, "share_of_gain": of_bytes})
+    return found
+
+
+def with_limits(result: Result, part: str) -> list[dict[str, Any]]:
+    """Add to the rows of whole models the time in which their bytes can be copied."""
+    rate = result["about"]["copied_bytes_per_second"]
+    limits = [1e3 * row["must_bytes"] / rate for row in result["parts"][part]]
+    rows = zip(result["parts"][part], limits, strict=True)
+    return [
+        {**row, "limit_ms": limit, "share_of_limit": limit / row["quartiles"][1]}
+        for row, limit in rows
+    ]
 
 
 def backends_of(result: Result) -> str:
@@ -255,7 +281,7 @@ def kernels(result: Result) -> Iterator[Block]:
         f"{shape['group']} query heads each, head dimension {shape['head_dim']}. Copying reaches "
         f"{copied:,.0f} GB/s."
     )
-    yield tabulate(result["parts"]["kernels"], KERNELS)
+    yield tabulate(with_gains(result["parts"]["kernels"]), KERNELS)
     for each in about["left_out"]:
         yield Text(
             f"Batch {each['batch']}, {each['entries']:,} entries: memory was not enough for what "
@@ -302,7 +328,7 @@ def share_allocated(each: Mapping[str, Any]) -> float | None:
 
 def end_to_end(result: Result) -> Iterator[Block]:
     """Yield how fast a model of 8B shape decodes, and what memory it needs."""
-    parts = result["parts"]
+    parts = {part: with_limits(result, part) for part in result["parts"]}
     yield Text(
         "A model of Llama-3.1-8B's shape has random weights in bfloat16. Methods keep a quarter of "
         "the prompt's entries. With a CUDA graph the host starts a token's work as one: without, "

@@ -8,6 +8,7 @@ from kvlab.fast.lab.planning import pays_from
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, LAUNCHES, SHAPES
+from study.benchmarks import with_gains, with_limits
 from study.planner_figures import PaperFigure, all_figures, desirekv_plan
 from study.stored import stored_file
 
@@ -22,9 +23,9 @@ def decoded(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> d
     """
     part = "one_text" if texts == 1 else "equal_memory"
     part = "beside_kvpress" if method.startswith("kvpress") else part
-    stored = stored_file("benchmarks/end-to-end-gpu")["parts"]
+    rows = with_limits(stored_file("benchmarks/end-to-end-gpu"), part)
     asked = {"method": method, "prompt": prompt, "batch": texts, "graphed": graphed}
-    (found,) = (row for row in stored[part] if asked.items() <= row.items())
+    (found,) = (row for row in rows if asked.items() <= row.items())
     return found
 
 
@@ -49,8 +50,8 @@ def timed(kernel: str, texts: int = 1) -> dict[str, Any]:
     Raises:
         ValueError: if not one row is meant.
     """
-    rows, asked = stored_file("benchmarks/kernels-gpu")["parts"]["kernels"], {"kernel": kernel}
-    asked |= {"batch": texts}
+    rows = with_gains(stored_file("benchmarks/kernels-gpu")["parts"]["kernels"])
+    asked = {"kernel": kernel, "batch": texts}
     (found,) = (row for row in rows if asked.items() <= row.items())
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 from kvlab.fast.lab.points import Row, measure_points, most_entries, points
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_between
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import Hardware, Shape
@@ -36,10 +36,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         check_at_least(1, batch=self.batch)
-        for name in ("prompt", "length"):
-            check_at_least(1, **{name: getattr(self, name)})
-            if getattr(self, name) > MOST_TOKENS:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at most {MOST_TOKENS:,}")
+        check_between(1, MOST_TOKENS, prompt=self.prompt, length=self.length)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from kvlab.fast.lab.reports import Code, Text
 from kvlab.fast.lab.tables import Table
-from study.benchmarks import result_blocks, results, served, throughput
+from study.benchmarks import result_blocks, results, served, share, throughput
 
 
 def cells(blocks):
@@ -25,6 +25,11 @@ def test_every_row_of_speed_has_the_bytes_that_must_move():
     assert all(row["must_bytes"] > 0 for row in rows if row["must_bytes"] is not None)
 
 
+def test_shares_are_taken_within_a_round():
+    ours, full = ({"tokens_per_second": speeds} for speeds in ([50, 100, 300], [100, 200, 400]))
+    assert share(ours, full) == 0.5
+
+
 def test_speeds_are_those_of_the_file():
     result = results()["decode-cpu.json"]
     blocks = list(result_blocks("decode-cpu.json", result))
@@ -37,8 +42,8 @@ def test_speeds_are_those_of_the_file():
 
 def kernels(*left_out, **change):
     result = {"kernel": "tables, 4 bit", "batch": 8, "entries": 16384, "seconds": 2e-4}
-    result |= {"share_of_copy": 0.8, "rival": "decode", "gain": 3.5, "share_of_gain": 0.875}
-    result |= {"must_bytes": 2**21}
+    result |= {"share_of_copy": 0.8, "rival": "decode", "must_bytes": 2**21, "by_bytes": True}
+    rival = result | {"kernel": "decode", "rival": "", "seconds": 7e-4, "must_bytes": 2**23}
     about = {
         "shape": {"dtype": "torch.bfloat16", "kv_heads": 8, "group": 4, "head_dim": 128},
         "copy_bytes_per_second": 4.1e12,
@@ -51,17 +56,18 @@ def kernels(*left_out, **change):
         "versions": {"torch": "2.11"},
         "parameters": {},
         "about": about,
-        "parts": {"kernels": [result | change]},
+        "parts": {"kernels": [result | change, rival]},
     }
 
 
 def test_kernels_are_set_beside_copying_and_their_rival():
     row = cells(result_blocks("kernels-gpu.json", kernels()))
-    assert row == ["tables, 4 bit", "8", "16,384", "200.0", "2.0", "80 %", "3.50 × decode", "88 %"]
+    ours = ["tables, 4 bit", "8", "16,384", "200.0", "2.0", "80 %", "3.50 × decode", "88 %"]
+    assert row[:8] == ours  # a quarter of the bytes allows 4
     missing = {"batch": 32, "entries": 65536, "all_after": "keep sets"}
-    alone = kernels(missing, rival="", gain=None, share_of_gain=None, share_of_copy=None)
+    alone = kernels(missing, by_bytes=False, share_of_copy=None)
     found = list(result_blocks("kernels-gpu.json", alone))
-    assert cells(found)[-3:] == ["–", "–", "–"]
+    assert cells(found)[5:8] == ["–", "3.50 × decode", "–"]
     text = " ".join(block.text for block in found if isinstance(block, Text))
     assert "Batch 32, 65,536 entries" in text and "after keep sets" in text
     assert "Each kernel runs alone." in text

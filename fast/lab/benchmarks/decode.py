@@ -10,13 +10,12 @@ and two of them read the prompt in blocks, too. The limit is then the speed of a
 transformers that never holds more than a quarter of the entries.
 
 All contenders are measured in turn, in an order drawn anew for every round, so that a change of
-the machine's speed meets all of them. A contender's share of the full cache's speed is taken
-within each round. The first round is not timed: it warms up and notes what the caches hold.
+the machine's speed meets all of them: shares of another's speed are to be taken within each round.
+The first round is not timed: it warms up and notes what the caches hold.
 ``kvpress_contender.py`` says how to make the environment of kvpress.
 """
 
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -128,7 +127,6 @@ def measured(part: Part, several: Sequence[Contender], measure: Measure) -> list
         random.Random(turn - 1).shuffle(order)
         steps += [step(each, turn) for each in order]
     found = measure(steps, kind=Outcome)
-    full = [found[name_of(several[0], turn)].speed(part.with_prompt) for turn in rounds]
     rows = []
     for each in several:
         held, *timings = (found[name_of(each, turn)] for turn in (0, *rounds))
@@ -147,15 +145,9 @@ def measured(part: Part, several: Sequence[Contender], measure: Measure) -> list
                 "wall": [(timing.tokens - 1) / timing.wall for timing in timings],
                 "quartiles": quartiles(speeds),
                 "must_bytes": each.model and must_read(each.model, *size, held.bytes),
-                "share_of_full": share_of(speeds, full),
             }
         )
     return rows
-
-
-def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
-    """Return the median, over the rounds, of a speed divided by the full cache's."""
-    return statistics.median(mine / its for mine, its in zip(speeds, full, strict=True))
 
 
 def main(

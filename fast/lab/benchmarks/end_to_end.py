@@ -55,6 +55,8 @@ ALLOCATED = {
     "allocated_bytes": torch.cuda.memory_allocated,
     "peak_bytes": torch.cuda.max_memory_allocated,
 }
+COPIED = 2**30, 2**26
+"""Bytes whose copying is timed, and of a small case."""
 MOST = 64
 """Most texts at once."""
 
@@ -132,10 +134,12 @@ def measure(
         rounds = found["ms_per_token"] = [1e3 * x for x in _timed(token, first)]
         found["quartiles"] = quartiles(rounds)
         found["tokens_per_second"] = 1e3 * batch / found["quartiles"][1]
-        found["entries"], found["cache_bytes"] = held_by(cache)
+        entries, held = held_by(cache)
+        found |= {"entries": entries, "cache_bytes": held}
+        found["must_bytes"] = must_read(model, entries, batch, held)
         for name, counted in ALLOCATED.items():
             found[name] = counted() - before if before else None
-        if by_kernel:  # last: the profiler's memory is not the method's
+        if by_kernel:
             found["profile"] = profiled(partial(token, first))[0]
     return found
 
@@ -180,19 +184,12 @@ def main(
     asked_for = only.split(",") if only else ["full", "h2o"] if small else None
     rows = [row for row in several(prompts) if asked_for is None or row[0] in asked_for]
     rows = [row for row in rows if captured or not row[2]]
-    copied = copying(device, 10, 2**26 if small else 2**30)
-    about = {"cap_bytes": cap, "copied_bytes_per_second": copied}
+    about = {"cap_bytes": cap, "copied_bytes_per_second": copying(device, 10, COPIED[small])}
 
     def step(method: str, length: int, batch: int, graphed: bool) -> Step:
         name = f"{method}, {batch} texts of {length:,} tokens{', graphed' if graphed else ''}"
         given = method, length, batch, graphed, block_size, profile
         return Step(name, partial(measure, model, *given))
-
-    def limited(row: dict[str, Any]) -> dict[str, Any]:
-        must = must_read(model, row["entries"], row["batch"], row["cache_bytes"])
-        limit = 1e3 * must / copied
-        share = limit / row["quartiles"][1]
-        return row | {"must_bytes": must, "limit_ms": limit, "share_of_limit": share}
 
     def parts(run: Measure) -> dict[str, list[dict[str, Any]]]:
         alone = list(run([step(method, n, 1, graphed) for method, n, graphed in rows]).values())
@@ -202,8 +199,7 @@ def main(
             if method not in PRESSES:
                 graphed = captured and method in GRAPHED
                 together.append(step(method, prompts[0], texts_in(cap, one, most), graphed))
-        every = {"one_text": alone, "equal_memory": list(run(together).values())}
-        return {part: [limited(row) for row in found] for part, found in every.items()}
+        return {"one_text": alone, "equal_memory": list(run(together).values())}
 
     run_benchmark("end_to_end", device, asked, about, parts)
 

@@ -5,9 +5,8 @@ python -m kvlab.fast.lab.benchmarks.kernels --out docs/study/results/benchmarks/
 Every kernel is timed with events. Before each run the processor's cache is filled with other
 memory, by reading: what a write leaves there would have to be written back during the run. The
 figure is the median, beside its quartiles. ``must_bytes`` are those that must move: what a kernel
-is given, read once, and what it returns, written once. A kernel for fewer bits is compared with the
-kernel for 16 bits: its gain, and the share of the gain that its bytes allow. The file names cases
-for which memory is not enough, and the configurations that Triton chose.
+is given, read once, and what it returns, written once. ``rival`` names what a kernel is compared
+with. The file names cases for which memory is not enough, and the configurations that Triton chose.
 ``--small`` runs a single small case once, on any device, to see that everything runs: its times
 mean nothing.
 """
@@ -277,21 +276,6 @@ def copying(device: str, repeats: int, size: int) -> float:
     return 2 * size / statistics.median(took)
 
 
-def add_gains(results: list[dict[str, Any]]) -> None:
-    """Add each case's speed over its rival's, and that gain over the ratio of their bytes."""
-    known = {(each["kernel"], each["batch"], each["entries"]): each for each in results}
-    for each in results:
-        if not each["rival"]:
-            continue
-        each["gain"] = each["share_of_gain"] = None
-        rival = known.get((each["rival"], each["batch"], each["entries"]))
-        if rival is None:  # its memory was not enough
-            continue
-        each["gain"] = rival["seconds"] / each["seconds"]
-        if each["by_bytes"] and each["must_bytes"] < rival["must_bytes"]:
-            each["share_of_gain"] = each["gain"] * each["must_bytes"] / rival["must_bytes"]
-
-
 def main(
     batch: list[int] | None = None,
     entries: list[int] | None = None,
@@ -329,7 +313,6 @@ def main(
                     last = more[-1]["kernel"] if more else None
                     place = {"batch": size.batch, "entries": size.entries}
                     about["left_out"].append({**place, "all_after": last})
-        add_gains(results)
         return {"kernels": results}
 
     copied = 2**20 if small else 2**31
