@@ -395,7 +395,22 @@ SERVED = (
     Column("freed", lambda each: each["blocks"].get("freed")),
     Column("accepted", lambda each: each["accepted"], percent),
 )
-VLLM = "vllm-cpu.json"
+VLLM, CONTROL = "vllm-cpu.json", "full, without the plug-in"
+
+
+def with_speeds(result: Result, part: str) -> list[dict[str, Any]]:
+    """Add to vLLM's rows tokens per second, and the speed over the control's in the same round."""
+    asked, rows = result["parameters"], result["parts"][part]
+    tokens = asked["requests"] * asked["written"]
+    full = {x["share"]: x["cpu_seconds"] for x in rows if x["method"] == CONTROL}
+    found = []
+    for row in rows:
+        pairs = zip(full[row["share"]], row["cpu_seconds"], strict=True)
+        times = statistics.median(its / mine for its, mine in pairs)
+        speeds = (tokens / statistics.median(row[name]) for name in ("cpu_seconds", "seconds"))
+        names = "tokens_per_second", "tokens_per_second_by_the_clock"
+        found.append({**row, **dict(zip(names, speeds, strict=True)), "times_full": times})
+    return found
 
 
 def served(result: Result) -> Iterator[Block]:
@@ -410,14 +425,14 @@ def served(result: Result) -> Iterator[Block]:
         "share of the tokens written that the full cache finds likeliest, after the same tokens."
     )
     yield Drawing("served", "Tokens per second over the memory", throughput(result))
-    for length, rows in result["parts"].items():
+    for length in result["parts"]:
         yield Heading(f"Prompts of {int(length):,} tokens", 3)
-        yield tabulate(rows, SERVED)
+        yield tabulate(with_speeds(result, length), SERVED)
 
 
 def throughput(result: Result, narrow: bool = False) -> Picture:
     """Draw tokens per second over the memory, a curve per method, beside the full cache's."""
-    pools = result["parts"]
+    pools = {length: with_speeds(result, length) for length in result["parts"]}
     shares = sorted({each["share"] for rows in pools.values() for each in rows})
     panels = {"rows": len(pools), "width": NARROW, "height": 4.4 * len(pools)} if narrow else {}
     figure, every = canvas(**{"columns": 1 if narrow else len(pools), **panels})

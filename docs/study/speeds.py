@@ -8,7 +8,7 @@ from kvlab.fast.lab.planning import pays_from
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, LAUNCHES, SHAPES
-from study.benchmarks import with_gains, with_limits
+from study.benchmarks import CONTROL, with_gains, with_limits, with_speeds
 from study.planner_figures import PaperFigure, all_figures, desirekv_plan
 from study.stored import stored_file
 
@@ -137,8 +137,8 @@ MEMORY = (1.0, 0.5, 0.25)
 
 def served(prompt: int, memory: float, method: str, key: str) -> Any:
     """Return a figure of a row of vLLM's times; ``full`` is vLLM's own cache."""
-    name = "full, without the plug-in" if method == "full" else method
-    pools = stored_file("benchmarks/vllm-cpu")["parts"][str(prompt)]
+    name = CONTROL if method == "full" else method
+    pools = with_speeds(stored_file("benchmarks/vllm-cpu"), str(prompt))
     (found,) = (row for row in pools if row["share"] == memory and row["method"] == name)
     return found[key]
 

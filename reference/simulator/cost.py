@@ -216,6 +216,13 @@ class Plan:
         }
 
     @property
+    def cache_share(self) -> float:
+        """Share of the cache in the bytes that the last step has to read: weights and cache."""
+        weights = ("projections", "feed-forward", "vocabulary")
+        read = [float(self.kernels[name].bytes[-1]) for name in ("attention", *weights)]
+        return read[0] / sum(read)
+
+    @property
     def step_seconds(self) -> Float[Array, " steps"]:
         """Time of every step of decoding."""
         device = np.sum([k.seconds(self.hardware, self.runtime) for k in self.kernels.values()], 0)

@@ -75,8 +75,8 @@ def test_kernels_are_set_beside_copying_and_their_rival():
 
 def test_what_vllm_serves_is_set_beside_the_full_cache_and_drawn():
     def row(method, share, speed, **more):
-        found = {"tokens_per_second": speed, "tokens_per_second_by_the_clock": speed / 2}
-        found |= {"times_full": 1.75, "at_once": 6, "preempted": 0, "blocks": {}, "accepted": None}
+        found = {"cpu_seconds": [8 * 256 / speed], "seconds": [2 * 8 * 256 / speed]}
+        found |= {"at_once": 6, "preempted": 0, "blocks": {}, "accepted": None}
         found |= {"must_bytes": 3 * 2**20}
         return {"method": method, "share": share, **found, **more}
 
@@ -86,7 +86,7 @@ def test_what_vllm_serves_is_set_beside_the_full_cache_and_drawn():
     pools += [row("full, the plug-in not configured", 1.0, 10.0)]
     result = {"parts": {"1024": pools}, "parameters": {"requests": 8, "written": 256, "rounds": 3}}
     found = cells(served(result))
-    quarter = ["25 %", "tova", "9.0", "4.5", "175 %", "3", "6", "0", "80", "79", "50 %"]
+    quarter = ["25 %", "tova", "9.0", "4.5", "360 %", "3", "6", "0", "80", "79", "50 %"]
     assert found[33:44] == quarter and found[8:11] == ["–", "–", "–"]
     drawn = throughput(result).svg
     assert all(text in drawn for text in ("prompts of 1,024 tokens", ">tova<", ">25 %<"))

@@ -51,10 +51,6 @@ SHARE = 4
 """A method keeps one of so many tokens of a prompt."""
 CAP = 2**33
 """Bytes that caches may hold in ``equal_memory``: as many as 16 full caches of 4,096 tokens."""
-ALLOCATED = {
-    "allocated_bytes": torch.cuda.memory_allocated,
-    "peak_bytes": torch.cuda.max_memory_allocated,
-}
 COPIED = 2**30, 2**26
 """Bytes whose copying is timed, and of a small case."""
 MOST = 64
@@ -137,8 +133,9 @@ def measure(
         entries, held = held_by(cache)
         found |= {"entries": entries, "cache_bytes": held}
         found["must_bytes"] = must_read(model, entries, batch, held)
-        for name, counted in ALLOCATED.items():
-            found[name] = counted() - before if before else None
+        for name, key in (("allocated_bytes", "current"), ("peak_bytes", "peak")):
+            counted = torch.cuda.memory_stats().get(f"allocated_bytes.all.{key}", 0)
+            found[name] = counted - before if before else None
         if by_kernel:
             found["profile"] = profiled(partial(token, first))[0]
     return found
@@ -157,11 +154,6 @@ def several(lengths: Sequence[int]) -> Iterator[tuple[str, int, bool]]:
         yield from ((method, length, True) for method in GRAPHED)
         presses = PRESSES if find_spec("kvpress") else ()
         yield from ((method, length, False) for method in (STOCK, *GRAPHED, *OTHERS, *presses))
-
-
-def texts_in(cap: int, bytes_of_one: int, most: int) -> int:
-    """Return how many texts of so many bytes fit."""
-    return max(1, min(most, cap // bytes_of_one))
 
 
 def main(
@@ -198,7 +190,7 @@ def main(
         for method, one in bytes_of.items():
             if method not in PRESSES:
                 graphed = captured and method in GRAPHED
-                together.append(step(method, prompts[0], texts_in(cap, one, most), graphed))
+                together.append(step(method, prompts[0], max(1, min(most, cap // one)), graphed))
         return {"one_text": alone, "equal_memory": list(run(together).values())}
 
     run_benchmark("end_to_end", device, asked, about, parts)

@@ -10,7 +10,6 @@ after the same tokens. ``must_bytes`` are those that a token of all requests at 
 weights, and entries, on average over the text, or as many as a method keeps.
 """
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -97,6 +96,12 @@ class Served:
         return float(torch.stack(right).mean())
 
 
+def seconds(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return seconds of CPU time and by the clock, of every round of a row."""
+    spent = np.diff([each["times"] for each in rounds], axis=1)[:, 0].T.tolist()
+    return dict(zip(("cpu_seconds", "seconds"), spent, strict=True))
+
+
 def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, Any]]:
     """Return what was measured of every row, in so many rounds."""
     length = f"{served.run.prompt} tokens"
@@ -115,39 +120,20 @@ def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, An
         for method in METHODS
     )
     of_method: dict[str, float] = dict(zip(METHODS, accepted.values(), strict=True))
-    tokens = served.run.batch * served.run.tokens
     prompt, more = served.run.prompt, served.run.tokens
     entries = prompt + more / 2, (prompt + more) // 4
-
-    def seconds(*row: Any) -> list[list[float]]:
-        """Return seconds of CPU time and by the clock, of every round of a row."""
-        return np.diff([each["times"] for each in found[row]], axis=1)[:, 0].T.tolist()
 
     return [
         {
             "share": share,
             "method": method,
-            **speeds(tokens, *seconds(share, method), full=seconds(share, WITHOUT)[0]),
+            **seconds(each),
             "accepted": of_method.get(method),
             **{name: each[0][name] for name in KEPT},
             "must_bytes": must_read(served.model, entries[method in METHODS], each[0]["at_once"]),
         }
         for (share, method), each in found.items()
     ]
-
-
-def speeds(
-    tokens: int, cpu: Sequence[float], wall: Sequence[float], full: Sequence[float]
-) -> dict[str, Any]:
-    """Return the seconds with medians of what follows; ``full``: those of the full cache."""
-    pairs = zip(full, cpu, strict=True)
-    return {
-        "cpu_seconds": cpu,
-        "seconds": wall,
-        "tokens_per_second": tokens / statistics.median(cpu),
-        "tokens_per_second_by_the_clock": tokens / statistics.median(wall),
-        "times_full": statistics.median(its / mine for its, mine in pairs),
-    }
 
 
 def main(

@@ -2,9 +2,9 @@
 
 import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -106,20 +106,6 @@ def held_by(cache: Cache) -> Holds:
     return entries, sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
-class Watcher:
-    """Calls a function for the prompt and for every token; ``model.generate``'s ``streamer``."""
-
-    def __init__(self, notice: Callable[[], Any]) -> None:
-        self.notice = notice
-
-    def put(self, value: Any) -> None:
-        """Take in the prompt, then every token."""
-        self.notice()
-
-    def end(self) -> None:
-        """Take in the end of the text; nothing is noticed."""
-
-
 def measure(model: Any, run: Run, cache: Any, watched: bool, cpu_time: bool) -> Outcome:
     """Generate once with an empty cache; say how long it took, and what the cache held.
 
@@ -129,14 +115,14 @@ def measure(model: Any, run: Run, cache: Any, watched: bool, cpu_time: bool) -> 
     times: list[tuple[float, float]] = []
     found: list[Holds] = []
 
-    def notice() -> None:
+    def notice(value: Any) -> None:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         times.append((clock(), time.perf_counter()))
         if watched:
             found.append(held_by(cache))
 
-    generate(model, run, cache, Watcher(notice))
+    generate(model, run, cache, SimpleNamespace(put=notice, end=lambda: None))
     found.append(held_by(cache))
     entries, held = (max(each) for each in zip(*found, strict=True))
     (start, _), (first, began), (last, ended) = times[0], times[1], times[-1]

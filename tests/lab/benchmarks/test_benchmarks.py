@@ -165,11 +165,6 @@ def test_a_tiny_model_runs_everywhere_and_is_shown(measured):
     assert {"full", "h2o"} <= cells
 
 
-@pytest.mark.parametrize(("cap", "one", "texts"), [(100, 30, 3), (100, 200, 1), (10**6, 1, 64)])
-def test_texts_that_fit_are_counted(cap, one, texts):
-    assert end_to_end.texts_in(cap, one, 64) == texts
-
-
 @pytest.fixture
 def interpreted(monkeypatch):
     if DEVICE == "cpu":
