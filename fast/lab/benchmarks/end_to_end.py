@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvlab.fast import compress
-from kvlab.fast.huggingface.graphs import DEVICES
+from kvlab.fast.huggingface import graphs
 from kvlab.fast.lab.benchmarks.kernels import copying
 from kvlab.fast.lab.benchmarks.noted import must_read, profiled, quartiles
 from kvlab.fast.lab.benchmarks.results import Measure, gpu_or_small, run, run_benchmark
@@ -172,7 +172,7 @@ def main(
     model = (
         tiny_llama(device) if small else random_llama(device, torch.bfloat16, **DATA["llama"]["8b"])
     )
-    captured = device in DEVICES
+    captured = device in graphs.DEVICES
     asked_for = only.split(",") if only else ["full", "h2o"] if small else None
     rows = [row for row in several(prompts) if asked_for is None or row[0] in asked_for]
     rows = [row for row in rows if captured or not row[2]]

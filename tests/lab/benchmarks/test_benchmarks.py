@@ -10,6 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from kvlab.fast.huggingface import graphs
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.results import SCHEMA, run_benchmark
@@ -21,6 +22,7 @@ from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import StoppableCommand
 from kvlab.reference.models import reasoner_directory
 from study.benchmarks import decoding, result_blocks, with_gains
+from support import recorded
 from support.tolerances import FLOAT32_SCORES
 
 ENTRY = 4 * 8 * 2 * 32 * 4
@@ -149,10 +151,14 @@ def test_a_gpu_is_asked_for(benchmark):
 
 
 @pytest.mark.slow
-def test_a_tiny_model_runs_everywhere_and_is_shown(measured):
+def test_a_tiny_model_runs_everywhere_captured_and_not_and_is_shown(measured, monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
+        monkeypatch.setattr(graphs, "captured", recorded.recorded)
     found = measured(end_to_end, "--small", "--profile", "--block-size", 32)
-    full, h2o = found["parts"]["one_text"]
-    assert [each["method"] for each in (full, h2o)] == ["full", "h2o"]
+    full, h2o, *uncaptured = found["parts"]["one_text"]
+    assert [each["method"] for each in (full, h2o, *uncaptured)] == 2 * ["full", "h2o"]
+    assert full["graphed"] and h2o["graphed"] and not uncaptured[0]["graphed"]
     bytes_of_one = 2 * 4 * 8 * 32 * 4  # keys and values, layers, heads, channels, float32
     assert full["cache_bytes"] >= bytes_of_one * full["entries"] > h2o["cache_bytes"]
     fewer = full["must_bytes"] - h2o["must_bytes"]
