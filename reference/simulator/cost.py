@@ -168,9 +168,12 @@ class Plan:
 
     @property
     def _shared_bytes(self) -> float:
-        """Weights, and what one prompt at a time takes: entries and activations of its block."""
+        """Weights, and what one prompt at a time takes: entries and activations of its block.
+
+        The activations are those of transformers, as the peaks on an H200 show.
+        """
         shape, tokens = self.shape, min(self.block_size or self.prompt, self.prompt)
-        activations = WIDE * tokens * (2 * shape.intermediate + 2 * shape.hidden)
+        activations = WIDE * tokens * (3 * shape.intermediate + 4 * shape.hidden)
         return shape.weight_bytes + self.sequence[2] + activations
 
     @property
