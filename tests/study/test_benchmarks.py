@@ -1,8 +1,13 @@
 """Tables of results say what their files say, whatever benchmark wrote them."""
 
+import json
+import sys
+
 from kvlab.fast.lab.reports import Code, Text
 from kvlab.fast.lab.tables import Table
+from study import variants
 from study.benchmarks import result_blocks, results, served, share, throughput
+from support.site import ROOT
 
 
 def cells(blocks):
@@ -91,3 +96,11 @@ def test_what_vllm_serves_is_set_beside_the_full_cache_and_drawn():
     drawn = throughput(result).svg
     assert all(text in drawn for text in ("prompts of 1,024 tokens", ">tova<", ">25 %<"))
     assert "not configured" not in drawn  # it was measured with all of the memory alone
+
+
+def test_kernels_of_another_checkout_are_timed_in_turn(tmp_path):
+    out = tmp_path / "variants.json"
+    variants.main(ROOT, only="sums", small=True, repeats=2, out=out)
+    (row,) = json.loads(out.read_text())["parts"]["variants"]
+    assert row["kernel"] == "decode attention, sums" and min(row["ratio"]) > 0
+    assert "other.kvlab.fast.kernels.decode" in sys.modules
