@@ -335,7 +335,7 @@ def end_to_end(result: Result) -> Iterator[Block]:
         "it starts more than a thousand kernels. The stock model's graph reads a StaticCache of "
         "transformers under a mask, so it repeats keys and values for the query heads at every "
         "token and is no control for the methods. The limit is the time in which weights and "
-        "cache can be read at the rate of copying. A control is `full`, or stock for a press, with "
+        "cache can be read at the rate of copying. A control is full, or stock for a press, with "
         "a graph or without as the row has; a dash says that none ran. “peak” is what reading the "
         "prompt and decoding needed beside the weights. PyTorch attended by "
         f"{backends_of(result)}."
@@ -360,12 +360,10 @@ def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:
     figure, (axes,) = canvas()
     graphed = [each for each in rows if each["graphed"]]
     prompts = sorted({each["prompt"] for each in graphed})
-    for method in dict.fromkeys(each["method"] for each in graphed):
+    for method in dict.fromkeys(x["method"] for x in graphed if x["method"] != "stock"):
         own = {x["prompt"]: x["quartiles"][1] for x in graphed if x["method"] == method}
         times = [own[prompt] for prompt in prompts]
-        label = "stock, repeats keys" if method == "stock" else method
-        colour = INK if method == "stock" else None
-        axes.plot(prompts, times, "o-", markersize=4, label=label, color=colour)
+        axes.plot(prompts, times, "o-", markersize=4, label=method)
     every = {x["prompt"]: x["limit_ms"] for x in graphed if x["method"] in ("stock", "full")}
     least = [every[prompt] for prompt in prompts]
     axes.plot(prompts, least, ":", color=GREY, label="all entries, by bytes")
@@ -374,8 +372,7 @@ def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:
     return finish(
         figure,
         "Milliseconds per token over the length of the prompt. Methods keep a quarter of the "
-        "entries. The stock model repeats keys and values at every token; dotted: the least time "
-        "in which weights and all entries can be read.",
+        "entries. Dotted: the least time in which weights and all entries can be read.",
         "right",
     )
 

@@ -26,7 +26,7 @@ def test_every_row_of_speed_has_the_bytes_that_must_move():
     stored = results()
     rows = [row for file in stored.values() for part in file["parts"].values() for row in part]
     without = {row["name"].partition(" ")[0] for row in rows if row["must_bytes"] is None}
-    assert len(stored) == 9 and without == {"openvino", "llama.cpp"}
+    assert len(stored) >= 9 and without == {"openvino", "llama.cpp"}
     assert all(row["must_bytes"] > 0 for row in rows if row["must_bytes"] is not None)
 
 
