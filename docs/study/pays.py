@@ -1,7 +1,7 @@
 """When eviction pays: the share of the cache in the bytes of a token, and the planner's misses."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,7 @@ def beside_the_planner(_: str) -> Table:
     return tabulate(rows, columns)
 
 
-FUNCTIONS = {each.__name__: each for each in (gained, share_of_cache, of_limits, on_a_cpu)}
-FUNCTIONS["peak_missed"] = peak_missed
+FUNCTIONS: Mapping[str, Any] = {
+    each.__name__: each for each in (gained, share_of_cache, of_limits, on_a_cpu, peak_missed)
+}
 """What expressions of the ledger may call besides its own."""

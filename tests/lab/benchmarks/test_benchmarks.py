@@ -59,13 +59,11 @@ def test_decoding_speed_is_written_with_machine_and_versions(measured):
     rounds = ("--repeats", 1, "--whole-repeats", 1, "--tokens", 8, "--stretch", 2)
     found = measured(decode, *rounds)
     assert (found["schema"], found["benchmark"]) == (SCHEMA, "decode")
-    assert found["machine"]["cores"] >= 1
-    assert found["versions"]["torch"]
+    assert found["machine"]["cores"] >= 1 and found["versions"]["torch"]
     assert found["about"]["kvpress"] == {"measured": False, "reason": "no environment given"}
     constant, whole = (by_name(found["parts"][name]) for name in ("constant", "whole"))
     assert {constant[f"kvlab {name}"]["peak"]["entries"] for name in decode.PER_STEP} == {256}
     for outcome in constant.values():
-        assert len(outcome["tokens_per_second"]) == 1
         assert outcome["quartiles"] == 3 * outcome["tokens_per_second"] > [0, 0, 0]
         assert outcome["peak"]["bytes"] >= ENTRY * outcome["peak"]["entries"]
         assert outcome["must_bytes"] == WEIGHTS + ENTRY * outcome["peak"]["entries"]
@@ -108,12 +106,12 @@ def test_engines_are_measured_beside_methods(measured, monkeypatch):
     monkeypatch.setattr(contenders.engines, "generate", answer)
     short = lambda prompt, tokens, repeats: decode.real(prompt, tokens // 16, repeats)  # noqa: E731
     monkeypatch.setattr(engines, "real", short)
-    found = measured(engines, "--lengths", "512", "--repeats", 1)
-    found = by_name(found["parts"]["512"])
+    found = by_name(measured(engines, "--lengths", "512", "--repeats", 1)["parts"]["512"])
     q8_0, tova = found["llama.cpp q8_0"], found["kvlab tova"]
     assert (q8_0["first_seconds"], q8_0["quartiles"][1], q8_0["wall"]) == ([1], 1.5, [0.75])
-    assert q8_0["must_bytes"] is None
-    assert (q8_0["peak"]["bytes"], tova["peak"]["entries"]) == (512, 128)
+    assert (
+        q8_0["must_bytes"] is None and q8_0["peak"]["bytes"] == 4 * tova["peak"]["entries"] == 512
+    )
 
 
 WORKER = """
@@ -156,14 +154,11 @@ def test_a_tiny_model_runs_everywhere_captured_and_not_and_is_shown(measured, mo
         monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
         monkeypatch.setattr(graphs, "captured", recorded.recorded)
     found = measured(end_to_end, "--small", "--profile", "--block-size", 32)
-    full, h2o, *uncaptured = found["parts"]["one_text"]
-    assert [each["method"] for each in (full, h2o, *uncaptured)] == 2 * ["full", "h2o"]
-    assert full["graphed"] and h2o["graphed"] and not uncaptured[0]["graphed"]
-    bytes_of_one = 2 * 4 * 8 * 32 * 4  # keys and values, layers, heads, channels, float32
-    assert full["cache_bytes"] >= bytes_of_one * full["entries"] > h2o["cache_bytes"]
-    fewer = full["must_bytes"] - h2o["must_bytes"]
-    assert fewer == bytes_of_one * (full["entries"] - h2o["entries"])
-    assert found["about"]["copied_bytes_per_second"] > 0
+    full, h2o, *_ = rows = found["parts"]["one_text"]
+    ran = [(each["method"], each["graphed"]) for each in rows]
+    assert ran == [(method, graphed) for graphed in (True, False) for method in ("full", "h2o")]
+    assert full["cache_bytes"] >= ENTRY * full["entries"] > h2o["cache_bytes"]
+    assert full["must_bytes"] - h2o["must_bytes"] == ENTRY * (full["entries"] - h2o["entries"])
     assert [each["batch"] for each in found["parts"]["equal_memory"]] == [2, 2]
     assert all(each["profile"][0]["microseconds"] > 0 for each in (full, h2o))
     shown = result_blocks("result.json", found)
@@ -183,8 +178,7 @@ def test_small_sizes_run_everywhere(interpreted, measured):
     found = measured(kernels, "--small")
     rows = found["parts"]["kernels"]
     names = {each["kernel"] for each in rows}
-    assert len(names) == 29
-    assert {each["rival"] for each in rows} <= names | {""}
+    assert len(names) == 29 and {each["rival"] for each in rows} <= names | {""}
     assert found["about"]["left_out"] == []
     assert all(each["quartiles"] == 3 * [each["seconds"]] > [0, 0, 0] for each in rows)
     assert all(each["must_bytes"] > 0 for each in rows) and rows[0]["backends"]
@@ -250,7 +244,7 @@ def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_pat
 
 
 def test_what_another_command_measured_is_not_taken(tmp_path):
-    done = []
+    done, out = [], tmp_path / "result.json"
 
     def run(tokens, stops):
         def parts(measure):
@@ -259,9 +253,8 @@ def test_what_another_command_measured_is_not_taken(tmp_path):
                 raise KeyboardInterrupt
             return {"part": list(found.values())}
 
-        asked = {"tokens": tokens, "out": tmp_path / "result.json"}
-        run_benchmark("any", "cpu", asked, {}, parts)
-        return json.loads((tmp_path / "result.json").read_text())["parts"]
+        run_benchmark("any", "cpu", {"tokens": tokens, "out": out}, {}, parts)
+        return json.loads(out.read_text())["parts"]
 
     for tokens in (3, 4):
         with pytest.raises(KeyboardInterrupt):
