@@ -220,9 +220,8 @@ class Forward:
                 "them, JetMoE repeats them): kvlab cannot compress this model; use it without "
                 "compress()"
             )
-        left_out = [layer.number for layer in layers if layer.block is not text.block]
         raise UnsupportedModelError(
-            f"layer {left_out[0]}, of full attention, gave no keys to the cache in this call: "
+            f"layer {wrong[0].number}, of full attention, gave no keys to the cache in this call: "
             "gradient checkpointing in training drops the cache, and some models leave layers "
             "out; kvlab compresses only calls in which every such layer takes part"
         )

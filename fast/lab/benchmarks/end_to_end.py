@@ -176,7 +176,7 @@ def main(
     asked_for = only.split(",") if only else ["full", "h2o"] if small else None
     rows = [row for row in several(prompts) if asked_for is None or row[0] in asked_for]
     rows = [row for row in rows if captured or not row[2]]
-    about = {"cap_bytes": cap, "copied_bytes_per_second": copying(device, 10, COPIED[small])}
+    about: dict[str, Any] = {"cap_bytes": cap}  # by which a stopped run is found again
 
     def step(method: str, length: int, batch: int, graphed: bool) -> Step:
         name = f"{method}, {batch} texts of {length:,} tokens{', graphed' if graphed else ''}"
@@ -184,6 +184,7 @@ def main(
         return Step(name, partial(measure, model, *given))
 
     def parts(run: Measure) -> dict[str, list[dict[str, Any]]]:
+        about["copied_bytes_per_second"] = copying(device, 10, COPIED[small])
         alone = list(run([step(method, n, 1, graphed) for method, n, graphed in rows]).values())
         bytes_of = {x["method"]: x["cache_bytes"] for x in alone if x["prompt"] == prompts[0]}
         together = []
