@@ -6,11 +6,13 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from notebook_pages import folded
 
+from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.reports import Drawing, markdown as written
 from kvlab.fast.lab.tables import Table
 from study.benchmarks import gpu_of, result_blocks, results
+from study.pays import drawn_map
 
-MARK = "<!-- results -->"
+MARK, MAP = "<!-- results -->", "<!-- map -->"
 NO_GPU = (
     "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` "
     "measures kernels and whole models ([Kernels](kernels.md)); its files appear here once they "
@@ -19,21 +21,22 @@ NO_GPU = (
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace the mark of the page by the results.
+    """Replace the marks of the page by the results, and by the map of what eviction gains.
 
     Raises:
-        PluginError: if the mark is missing.
+        PluginError: if a mark is missing.
     """
     if page.file.src_uri != "benchmarks.md":
         return markdown
-    if markdown.count(MARK) != 1:
-        raise PluginError(f"docs/benchmarks.md must hold {MARK} once")
-    return markdown.replace(MARK, written_results())
+    for mark in (MARK, MAP):
+        if markdown.count(mark) != 1:
+            raise PluginError(f"docs/benchmarks.md must hold {mark} once")
+    return markdown.replace(MARK, written_results()).replace(MAP, shown(drawn_map()))
 
 
-def shown(drawing: Drawing) -> str:
-    """Return a drawing as a part of the page, as wide as the text."""
-    return f'<div class="kvlab-shown">{drawing.picture.figure}</div>'
+def shown(picture: Picture) -> str:
+    """Return a picture as a part of the page, as wide as the text."""
+    return f'<div class="kvlab-shown">{picture.figure}</div>'
 
 
 def written_results() -> str:
@@ -43,7 +46,7 @@ def written_results() -> str:
     for each in found.items():
         drawn = False
         for block in result_blocks(*each):
-            parts.append(shown(block) if isinstance(block, Drawing) else written(block))
+            parts.append(shown(block.picture) if isinstance(block, Drawing) else written(block))
             if drawn and isinstance(block, Table):
                 parts[-1] = folded("The figures", [parts[-1]], "note")
             drawn = drawn or isinstance(block, Drawing)

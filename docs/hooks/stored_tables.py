@@ -9,7 +9,7 @@ from kvlab.fast.lab.evaluate.controls import gains_table
 from kvlab.fast.lab.points import After
 from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.fast.lab.tables import Table, layout
-from study import map as study_map
+from study import map as study_map, pays
 from study.stored import stored_file, stored_summary
 
 MARK = re.compile(r"<!-- (\w+): ([\w ]+) -->")
@@ -45,10 +45,13 @@ TABLES = {
     "agreement": (agreement, "`{}`"),
     "gains": (gains, "`{}`"),
     "needles": (needles, "`{}`"),
+    "devices": (pays.devices, "{}"),
+    "planned": (pays.beside_the_planner, "`{}`"),
     "papers": (study_map.papers, "`{}`"),
     "apart": (study_map.told_apart, "{}"),
 }
-"""By the first word of a mark; the others name sweeps. With the form of the first cell of a row."""
+"""By the first word of a mark; the others name sweeps, a length or a machine. With the form of the
+first cell of a row."""
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -1,6 +1,5 @@
 """What pages say about times and bytes, from stored benchmarks and from the cost model."""
 
-import statistics
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,7 +8,7 @@ from kvlab.fast.lab.planning import pays_from
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, LAUNCHES, SHAPES
-from study.benchmarks import seconds_of_bytes
+from study.benchmarks import CONTROL, with_gains, with_limits, with_speeds
 from study.planner_figures import PaperFigure, all_figures, desirekv_plan
 from study.stored import stored_file
 
@@ -24,20 +23,20 @@ def decoded(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> d
     """
     part = "one_text" if texts == 1 else "equal_memory"
     part = "beside_kvpress" if method.startswith("kvpress") else part
-    stored = stored_file("benchmarks/end-to-end-gpu")["parts"]
+    rows = with_limits(stored_file("benchmarks/end-to-end-gpu"), part)
     asked = {"method": method, "prompt": prompt, "batch": texts, "graphed": graphed}
-    (found,) = (row for row in stored[part] if asked.items() <= row.items())
+    (found,) = (row for row in rows if asked.items() <= row.items())
     return found
 
 
 def token_ms(method: str, prompt: int, texts: int = 1, graphed: bool = True) -> float:
     """Return the milliseconds of a token, the median of the rounds."""
-    return statistics.median(decoded(method, prompt, texts, graphed)["ms_per_token"])
+    return decoded(method, prompt, texts, graphed)["quartiles"][1]
 
 
 def least_ms(method: str, prompt: int, texts: int = 1) -> float:
     """Return the milliseconds in which weights and cache can be read at the rate of copying."""
-    return 1e3 * seconds_of_bytes(decoded(method, prompt, texts)["cache_bytes"])
+    return decoded(method, prompt, texts)["limit_ms"]
 
 
 def peak_gib(method: str, texts: int, graphed: bool = True) -> float:
@@ -51,8 +50,8 @@ def timed(kernel: str, texts: int = 1) -> dict[str, Any]:
     Raises:
         ValueError: if not one row is meant.
     """
-    rows, asked = stored_file("benchmarks/kernels-gpu")["parts"]["kernels"], {"kernel": kernel}
-    asked |= {"batch": texts}
+    rows = with_gains(stored_file("benchmarks/kernels-gpu")["parts"]["kernels"])
+    asked = {"kernel": kernel, "batch": texts}
     (found,) = (row for row in rows if asked.items() <= row.items())
     return found
 
@@ -62,29 +61,21 @@ def kernel_us(kernel: str, texts: int = 1) -> float:
     return 1e6 * timed(kernel, texts)["seconds"]
 
 
-def of_copying(kernel: str, texts: int = 1, own: int = 0) -> float:
-    """Return the percentage of copying at which the bytes move that must.
-
-    Args:
-        kernel: as the results name it.
-        texts: 1 or 8.
-        own: bytes of an entry and KV head that the kernel writes for itself and reads again.
-    """
-    stored, row = stored_file("benchmarks/kernels-gpu")["about"], timed(kernel, texts)
-    must = row["bytes"] - own * texts * stored["shape"]["kv_heads"] * row["entries"]
-    return 100 * must / row["seconds"] / stored["copy_bytes_per_second"]
+def of_copying(kernel: str, texts: int = 1) -> float:
+    """Return the percentage of copying at which the bytes move that must."""
+    return 100 * timed(kernel, texts)["share_of_copy"]
 
 
 def copied_us(kernel: str) -> float:
     """Return the microseconds in which a plain copy moves a kernel's bytes."""
     rate = stored_file("benchmarks/kernels-gpu")["about"]["copy_bytes_per_second"]
-    return 1e6 * timed(kernel)["bytes"] / rate
+    return 1e6 * timed(kernel)["must_bytes"] / rate
 
 
 def of_limit(method: str) -> float:
     """Return the percentage of the speed of a full cache with as few entries, on SmolLM2."""
     rows = stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]
-    speed = {row["name"]: row["median"] for row in rows}
+    speed = {row["name"]: row["quartiles"][1] for row in rows}
     return 100 * speed[f"kvlab {method}"] / speed["transformers full cache of 512"]
 
 
@@ -146,8 +137,8 @@ MEMORY = (1.0, 0.5, 0.25)
 
 def served(prompt: int, memory: float, method: str, key: str) -> Any:
     """Return a figure of a row of vLLM's times; ``full`` is vLLM's own cache."""
-    name = "full, without the plug-in" if method == "full" else method
-    pools = stored_file("benchmarks/vllm-cpu")["parts"][str(prompt)]
+    name = CONTROL if method == "full" else method
+    pools = with_speeds(stored_file("benchmarks/vllm-cpu"), str(prompt))
     (found,) = (row for row in pools if row["share"] == memory and row["method"] == name)
     return found[key]
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvlab.fast.lab.points import Row, measure_points, most_entries, points
+from kvlab.fast.lab.tables import counted, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_between
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import Hardware, Shape
@@ -36,10 +37,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         check_at_least(1, batch=self.batch)
-        for name in ("prompt", "length"):
-            check_at_least(1, **{name: getattr(self, name)})
-            if getattr(self, name) > MOST_TOKENS:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at most {MOST_TOKENS:,}")
+        check_between(1, MOST_TOKENS, prompt=self.prompt, length=self.length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +72,8 @@ class Planned:
 
     serving: Serving
     rows: tuple[PlannedRow, ...]
+    pays: str
+    """As `most_gained` says."""
 
 
 def plan_methods(
@@ -113,7 +113,8 @@ def plan_methods(
         )
 
     rows = measure_points(points(specs, [entries]), measure, PlannedRow, report, tell)
-    return Planned(serving, rows)
+    at_once = full.with_batch(serving.batch or max(1, full.largest_batch))
+    return Planned(serving, rows, most_gained(at_once, entries))
 
 
 def _fitting(plan: Plan, batch: int | None) -> int:
@@ -133,6 +134,17 @@ def pays_from(plan: Plan, full: Plan) -> int | None:
     longer = np.flatnonzero(plan.step_seconds.cumsum() >= full.step_seconds.cumsum())
     written = int(longer[-1]) + 2 if len(longer) else 1
     return plan.prompt + written if written <= plan.generated else None
+
+
+def most_gained(full: Plan, entries: int) -> str:
+    """Say what share of a token's bytes the full cache is, and what eviction gains at most."""
+    tokens, share = full.prompt + full.generated, full.cache_share
+    times = 1 / (1 - share * (1 - min(1, entries / tokens)))
+    return (
+        f"After {tokens:,} tokens, the full cache is {percent(share)} of the bytes that a token of "
+        f"{counted(full.batch, 'text')} has to read: with {entries:,} entries it can become at "
+        f"most {times:.2f} times as fast."
+    )
 
 
 def title(serving: Serving) -> str:

@@ -168,9 +168,12 @@ class Plan:
 
     @property
     def _shared_bytes(self) -> float:
-        """Weights, and what one prompt at a time takes: entries and activations of its block."""
+        """Weights, and what one prompt at a time takes: entries and activations of its block.
+
+        The activations are those of transformers, as the peaks on an H200 show.
+        """
         shape, tokens = self.shape, min(self.block_size or self.prompt, self.prompt)
-        activations = WIDE * tokens * (2 * shape.intermediate + 2 * shape.hidden)
+        activations = WIDE * tokens * (3 * shape.intermediate + 4 * shape.hidden)
         return shape.weight_bytes + self.sequence[2] + activations
 
     @property
@@ -214,6 +217,13 @@ class Plan:
             name: Kernel(*(np.broadcast_to(np.asarray(x, float), self.generated) for x in each))
             for name, each in numbers.items()
         }
+
+    @property
+    def cache_share(self) -> float:
+        """Share of the cache in the bytes that the last step has to read: weights and cache."""
+        weights = ("projections", "feed-forward", "vocabulary")
+        read = [float(self.kernels[name].bytes[-1]) for name in ("attention", *weights)]
+        return read[0] / sum(read)
 
     @property
     def step_seconds(self) -> Float[Array, " steps"]:

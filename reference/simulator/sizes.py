@@ -103,19 +103,8 @@ def find_shape(model: str) -> Shape:
         config["model_type"] = "llama"
     try:
         found = ModelConfig.from_dict(config)
-        return Shape(
-            name=path.parent.resolve().name,
-            layers=found.layers,
-            hidden=found.hidden_size,
-            heads=found.heads,
-            kv_heads=found.kv_heads,
-            head_dim=found.head_dim,
-            intermediate=found.intermediate_size,
-            vocabulary=found.vocab_size,
-            tied=found.tied_embeddings,
-            qkv_bias=found.attention_bias,
-            qk_norm=found.query_key_norm,
-        )
+        sizes = {mine: getattr(found, its) for mine, its in KNOWN["config"].items()}
+        return Shape(path.parent.resolve().name, **sizes)
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{path} is no dense decoder that attends to all: {error}") from None
 

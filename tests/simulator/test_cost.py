@@ -120,7 +120,7 @@ def test_memory_of_the_full_cache_by_hand():
     """64 slots of the prompt become 65 + 8 + 65//32 = 75, then 86, 97 …, 334 + 18 and 353 + 19."""
     found, tokens = plan(batch=3), 64 + 300
     each = (353 + 19) * (131072 + 32 * 8 * 4)
-    activations = 2 * 64 * (2 * 14336 + 2 * 4096)
+    activations = 2 * 64 * (3 * 14336 + 4 * 4096)
     assert found.sequence == (tokens * 131072, tokens * 32 * 8 * 4, 0)
     assert (found.logical_bytes, found.sequence_bytes) == (tokens * (131072 + 1024), each)
     weights = 2 * PUBLISHED["llama-3.1-8b"]

@@ -27,14 +27,8 @@ def test_a_row_has_speeds_preemptions_blocks_and_accepted_tokens(model, tmp_path
     assert (full["method"], tova["method"]) == (vllm.WITHOUT, "tova")
     assert full["preempted"] > 0 == tova["preempted"] and tova["at_once"] >= 4
     assert full["blocks"] == {} and tova["blocks"]["evicted"] == tova["blocks"]["freed"] == 8 * 6
-    assert full["times_full"] == 1 and full["accepted"] is None and 0 < tova["accepted"] < 1
-    for row in (full, tova):
-        (first, second), pairs = (
-            row["cpu_seconds"],
-            zip(full["cpu_seconds"], row["cpu_seconds"], strict=True),
-        )
-        assert row["tokens_per_second"] == pytest.approx(2 * 8 * 192 / (first + second))
-        assert row["times_full"] == pytest.approx(sum(its / mine for its, mine in pairs) / 2)
+    assert full["accepted"] is None and 0 < tova["accepted"] < 1
+    assert all(x > 0 for row in (full, tova) for x in (*row["cpu_seconds"], row["must_bytes"]))
 
 
 def test_accepted_is_the_share_that_the_full_cache_finds_likeliest(model):

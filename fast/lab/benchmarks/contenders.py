@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -12,7 +11,7 @@ from transformers import DynamicCache
 
 from kvlab.fast import compress
 from kvlab.fast.lab import engines
-from kvlab.fast.lab.benchmarks.workload import Holds, Outcome, Run, drawn, held_by, measure
+from kvlab.fast.lab.benchmarks.workload import Outcome, Run, drawn, measure
 from kvlab.fast.models import gguf_file
 from kvlab.reference.methods import takes_budget
 
@@ -27,6 +26,8 @@ class Contender:
     """Generates once; told to watch, it says the most that the cache held between two tokens."""
     prompt: int | None = None
     """Tokens of its prompt; None: as many as the others read."""
+    model: Any = None
+    """What it runs, of transformers; None where an engine chooses the weights' number format."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,9 @@ def stock(setting: Setting) -> Contender:
 
     def measured(run: Run, watched: bool) -> Outcome:
         cache = DynamicCache(config=setting.model.config)
-        read = partial(held_by, cache)
-        return measure(setting.model, run, cache, read, watched, setting.cpu_time)
+        return measure(setting.model, run, cache, watched, setting.cpu_time)
 
-    return Contender("transformers full cache", False, measured)
+    return Contender("transformers full cache", False, measured, model=setting.model)
 
 
 def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Contender:
@@ -56,15 +56,11 @@ def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Conte
 
     def measured(run: Run, watched: bool) -> Outcome:
         with compress(setting.model, method, budget, block_size=block_size) as cache:
-
-            def read() -> Holds:
-                entries = max((max(counts) for counts in cache.kept() if counts), default=0)
-                return entries, cache.memory().total
-
-            return measure(setting.model, run, cache, read, watched, setting.cpu_time)
+            return measure(setting.model, run, cache, watched, setting.cpu_time)
 
     blocks = f" in blocks of {block_size}" if block_size else ""
-    return Contender(f"kvlab {method}{blocks}", method != "full", measured)
+    name = f"kvlab {method}{blocks}"
+    return Contender(name, method != "full", measured, model=setting.model)
 
 
 class KvpressWorker:
@@ -100,7 +96,7 @@ def kvpress(
         return Outcome(**worker.ask(run=asdict(run), watched=watched, **about))
 
     name = f"kvpress {press} every {interval}" if press else "kvpress's transformers full cache"
-    return Contender(name, press is not None, measured)
+    return Contender(name, press is not None, measured, model=setting.model)
 
 
 def engine(

@@ -10,13 +10,12 @@ and two of them read the prompt in blocks, too. The limit is then the speed of a
 transformers that never holds more than a quarter of the entries.
 
 All contenders are measured in turn, in an order drawn anew for every round, so that a change of
-the machine's speed meets all of them. A contender's share of the full cache's speed is taken
-within each round. The first round is not timed: it warms up and notes what the caches hold.
+the machine's speed meets all of them: shares of another's speed are to be taken within each round.
+The first round is not timed: it warms up and notes what the caches hold.
 ``kvpress_contender.py`` says how to make the environment of kvpress.
 """
 
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -33,6 +32,7 @@ from kvlab.fast.lab.benchmarks.contenders import (
     kvpress,
     stock,
 )
+from kvlab.fast.lab.benchmarks.noted import must_read, quartiles
 from kvlab.fast.lab.benchmarks.results import Measure, run, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import DATA, ENTRIES, Outcome, Run, fetched, tiny_llama
 from kvlab.fast.lab.loop import Step
@@ -127,33 +127,27 @@ def measured(part: Part, several: Sequence[Contender], measure: Measure) -> list
         random.Random(turn - 1).shuffle(order)
         steps += [step(each, turn) for each in order]
     found = measure(steps, kind=Outcome)
-    full = [found[name_of(several[0], turn)].speed(part.with_prompt) for turn in rounds]
     rows = []
     for each in several:
         held, *timings = (found[name_of(each, turn)] for turn in (0, *rounds))
         if part.at_end:
             held = timings[-1]
+        run = part.run(each)
+        size = held.entries, run.batch
         speeds = [timing.speed(part.with_prompt) for timing in timings]
         rows.append(
             {
                 "name": each.name,
-                "run": asdict(part.run(each)),
+                "run": asdict(run),
                 "peak": {"entries": held.entries, "bytes": held.bytes},
                 "tokens_per_second": speeds,
                 "first_seconds": [timing.first for timing in timings],
                 "wall": [(timing.tokens - 1) / timing.wall for timing in timings],
-                "lowest": min(speeds),
-                "highest": max(speeds),
-                "median": statistics.median(speeds),
-                "share_of_full": share_of(speeds, full),
+                "quartiles": quartiles(speeds),
+                "must_bytes": each.model and must_read(each.model, *size, held.bytes),
             }
         )
     return rows
-
-
-def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
-    """Return the median, over the rounds, of a speed divided by the full cache's."""
-    return statistics.median(mine / its for mine, its in zip(speeds, full, strict=True))
 
 
 def main(
@@ -171,21 +165,18 @@ def main(
     cpu_time: bool = False,
 ) -> None:
     """Measure decoding speed."""
+    asked = locals()
     torch.set_num_threads(threads)
     directory = str(model_location(model)) if model else ""
     worker, about = None, {"measured": False, "reason": "no environment given"}
     if kvpress is not None:
         worker = KvpressWorker(kvpress, device, str(threads), directory)
         about = {"measured": True, "versions": worker.versions}
-    asked: dict[str, Any] = {"whole_repeats": whole_repeats, "tokens": tokens, "cpu_time": cpu_time}
-    asked |= {} if only is None else {"only": only}
     if model is not None:
         parts, network = [real(prompt, tokens, whole_repeats)], fetched(directory)
-        asked |= {"model": model, "prompt": prompt}
     else:
         parts = [constant(stretch, repeats), _whole(tokens, whole_repeats)]
         network = tiny_llama(device)
-        asked |= {"repeats": repeats, "stretch": stretch, "device": device}
     several = {}
     for part in parts:
         first, *others = _contenders(part, Setting(network, part.entries, cpu_time), worker)
@@ -197,7 +188,6 @@ def main(
         device,
         {"entries": parts[0].entries, **asked},
         {"kvpress": about},
-        out,
         lambda measure: {part.name: measured(part, of, measure) for part, of in several.items()},
     )
 

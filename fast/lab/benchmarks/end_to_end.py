@@ -13,10 +13,9 @@ over the speed at which this device copies. ``--small`` runs a tiny model on any
 mean nothing.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,8 +26,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvlab.fast import compress
+from kvlab.fast.huggingface import graphs
+from kvlab.fast.lab.benchmarks.kernels import copying
+from kvlab.fast.lab.benchmarks.noted import must_read, profiled, quartiles
 from kvlab.fast.lab.benchmarks.results import Measure, gpu_or_small, run, run_benchmark
-from kvlab.fast.lab.benchmarks.workload import DATA, held_by, random_llama, tiny_llama
+from kvlab.fast.lab.benchmarks.workload import (
+    DATA,
+    Run,
+    drawn,
+    held_by,
+    random_llama,
+    tiny_llama,
+)
 from kvlab.fast.lab.loop import Step
 from kvlab.reference.methods import takes_budget
 
@@ -42,6 +51,8 @@ SHARE = 4
 """A method keeps one of so many tokens of a prompt."""
 CAP = 2**33
 """Bytes that caches may hold in ``equal_memory``: as many as 16 full caches of 4,096 tokens."""
+COPIED = 2**30, 2**26
+"""Bytes whose copying is timed, and of a small case."""
 MOST = 64
 """Most texts at once."""
 
@@ -71,39 +82,63 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def _allocated(model: Any) -> int:
-    return torch.cuda.memory_allocated() if model.device.type == "cuda" else 0
-
-
 @torch.no_grad()
 def measure(
-    model: Any, method: str, length: int, batch: int, graphed: bool, block_size: int | None = None
+    model: Any,
+    method: str,
+    length: int,
+    batch: int,
+    graphed: bool,
+    block_size: int | None = None,
+    by_kernel: bool = False,
 ) -> dict[str, Any]:
-    """Read a prompt, write tokens, and say how fast that was and what was allocated for it."""
-    generator = torch.Generator().manual_seed(1)
-    vocabulary = model.config.vocab_size
-    prompt = torch.randint(1, vocabulary, (batch, length), generator=generator).to(model.device)
-    about = {"method": method, "prompt": length, "batch": batch, "graphed": graphed}
-    before = _allocated(model)
+    """Read a prompt, write tokens, and say how fast that was and what was allocated for it.
+
+    Args:
+        model: of transformers.
+        method: with its options, or `STOCK`, or one of `PRESSES`.
+        length: tokens of each prompt.
+        batch: texts at once.
+        graphed: whether tokens are captured.
+        block_size: tokens that are read at once, of all texts together; None: all. Only methods
+            read in blocks.
+        by_kernel: whether a token is profiled.
+    """
+    prompt = drawn(Run(length, 0, batch), model.config.vocab_size).to(model.device)
+    found: dict[str, Any] = {"method": method, "prompt": length, "batch": batch, "graphed": graphed}
+    before = torch.cuda.memory_allocated() if model.device.type == "cuda" else 0
     if before:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    if method == STOCK or method in PRESSES:
-        cache = DynamicCache(config=model.config)
-        with nullcontext() if method == STOCK else _press(method)(model):
-            first = _next(model, cache, prompt)
-        token, held = partial(_next, model, cache), partial(held_by, cache)
-        return about | _found(token, first, held, before, began)
-    budget = length // SHARE if takes_budget(method) else None
-    about["budget"] = budget
-    with compress(model, method, budget, graphs=graphed, block_size=block_size) as cache:
-        first = _next(model, cache, prompt)
-
-        def held() -> tuple[int, int]:
-            return max(max(counts) for counts in cache.kept()), cache.memory().total
-
-        return about | _found(partial(_next, model, cache), first, held, before, began)
+    with ExitStack() as stack:
+        press = nullcontext()
+        if method == STOCK or method in PRESSES:
+            cache: Any = DynamicCache(config=model.config)
+            press = press if method == STOCK else _press(method)(model)
+        else:
+            found["budget"] = length // SHARE if takes_budget(method) else None
+            read_at_once = block_size and max(1, block_size // batch)
+            made = compress(model, method, found["budget"], graphs=graphed, block_size=read_at_once)
+            cache = stack.enter_context(made)
+        token = partial(_next, model, cache)
+        with press:
+            first = token(prompt)
+        _wait(first)
+        found["read_seconds"] = time.perf_counter() - began
+        found["backends"] = profiled(partial(token, first))[1]
+        rounds = found["ms_per_token"] = [1e3 * x for x in _timed(token, first)]
+        found["quartiles"] = quartiles(rounds)
+        found["tokens_per_second"] = 1e3 * batch / found["quartiles"][1]
+        entries, held = held_by(cache)
+        found |= {"entries": entries, "cache_bytes": held}
+        found["must_bytes"] = must_read(model, entries, batch, held)
+        for name, key in (("allocated_bytes", "current"), ("peak_bytes", "peak")):
+            counted = torch.cuda.memory_stats().get(f"allocated_bytes.all.{key}", 0)
+            found[name] = counted - before if before else None
+        if by_kernel:
+            found["profile"] = profiled(partial(token, first))[0]
+    return found
 
 
 def _press(name: str) -> Any:
@@ -111,44 +146,6 @@ def _press(name: str) -> Any:
     import kvpress  # type: ignore[import-not-found]
 
     return getattr(kvpress, name.partition(":")[2])(compression_ratio=1 - 1 / SHARE)
-
-
-def must_read(model: Any, entries: int, batch: int, cache_bytes: int) -> int:
-    """Return the bytes that a token reads at least: every weight used, and every entry once."""
-    config, looked_up = model.config, model.get_input_embeddings().weight
-    weights = sum(x.nbytes for x in model.parameters())
-    if model.get_output_embeddings().weight is not looked_up:
-        weights -= looked_up.nbytes
-    channels = config.num_key_value_heads * config.head_dim
-    whole = 2 * config.num_hidden_layers * channels * looked_up.itemsize * entries * batch
-    return weights + min(whole, cache_bytes)
-
-
-def copying(device: str) -> float:
-    """Return the bytes that a large copy reads and writes per second, at best of ten."""
-    source = torch.empty(2**26 if device == "cpu" else 2**30, dtype=torch.uint8, device=device)
-    seconds = _timed(torch.clone, source)
-    return 2 * source.nbytes / min(seconds)
-
-
-def _found(
-    token: Token,
-    first: Tensor,
-    held: Callable[[], tuple[int, int]],
-    before: int,
-    began: float,
-) -> dict[str, Any]:
-    _wait(first)
-    read = time.perf_counter() - began
-    rounds = _timed(token, first)
-    each, (entries, cache_bytes) = statistics.median(rounds), held()
-    found = {"read_seconds": read, "ms_per_token": [1e3 * x for x in rounds]}
-    found |= {"tokens_per_second": len(first) / each, "entries": entries}
-    found |= {"cache_bytes": cache_bytes, "allocated_bytes": None, "peak_bytes": None}
-    if before:
-        found["allocated_bytes"] = torch.cuda.memory_allocated() - before
-        found["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-    return found
 
 
 def several(lengths: Sequence[int]) -> Iterator[tuple[str, int, bool]]:
@@ -159,27 +156,23 @@ def several(lengths: Sequence[int]) -> Iterator[tuple[str, int, bool]]:
         yield from ((method, length, False) for method in (STOCK, *GRAPHED, *OTHERS, *presses))
 
 
-def texts_in(cap: int, bytes_of_one: int, most: int) -> int:
-    """Return how many texts of so many bytes fit."""
-    return max(1, min(most, cap // bytes_of_one))
-
-
 def main(
     lengths: str = "4096,16384,32768",
     cap: int = CAP,
     only: str = "",
     block_size: int | None = None,
+    profile: bool = False,
     small: bool = False,
     out: Path | None = None,
 ) -> None:
     """Measure how fast a model of 8B shape decodes."""
-    device = gpu_or_small("end_to_end", small)
+    asked, device = locals(), gpu_or_small("end_to_end", small)
     prompts = [64] if small else [int(length) for length in lengths.split(",")]
     most = 2 if small else MOST
     model = (
         tiny_llama(device) if small else random_llama(device, torch.bfloat16, **DATA["llama"]["8b"])
     )
-    captured = device == "cuda"
+    captured = device in graphs.DEVICES
     asked_for = only.split(",") if only else ["full", "h2o"] if small else None
     rows = [row for row in several(prompts) if asked_for is None or row[0] in asked_for]
     rows = [row for row in rows if captured or not row[2]]
@@ -187,28 +180,21 @@ def main(
 
     def step(method: str, length: int, batch: int, graphed: bool) -> Step:
         name = f"{method}, {batch} texts of {length:,} tokens{', graphed' if graphed else ''}"
-        return Step(name, partial(measure, model, method, length, batch, graphed, block_size))
-
-    def limited(row: dict[str, Any]) -> dict[str, Any]:
-        must = must_read(model, row["entries"], row["batch"], row["cache_bytes"])
-        limit = 1e3 * must / about["copied_bytes_per_second"]
-        share = limit / statistics.median(row["ms_per_token"])
-        return row | {"must_bytes": must, "limit_ms": limit, "share_of_limit": share}
+        given = method, length, batch, graphed, block_size, profile
+        return Step(name, partial(measure, model, *given))
 
     def parts(run: Measure) -> dict[str, list[dict[str, Any]]]:
-        about["copied_bytes_per_second"] = copying(device)
+        about["copied_bytes_per_second"] = copying(device, 10, COPIED[small])
         alone = list(run([step(method, n, 1, graphed) for method, n, graphed in rows]).values())
         bytes_of = {x["method"]: x["cache_bytes"] for x in alone if x["prompt"] == prompts[0]}
         together = []
         for method, one in bytes_of.items():
             if method not in PRESSES:
                 graphed = captured and method in GRAPHED
-                together.append(step(method, prompts[0], texts_in(cap, one, most), graphed))
-        every = {"one_text": alone, "equal_memory": list(run(together).values())}
-        return {part: [limited(row) for row in found] for part, found in every.items()}
+                together.append(step(method, prompts[0], max(1, min(most, cap // one)), graphed))
+        return {"one_text": alone, "equal_memory": list(run(together).values())}
 
-    asked = {"lengths": prompts, "cap": cap, "most": most, "small": small, "only": only}
-    run_benchmark("end_to_end", device, asked | {"block_size": block_size}, about, out, parts)
+    run_benchmark("end_to_end", device, asked, about, parts)
 
 
 if __name__ == "__main__":

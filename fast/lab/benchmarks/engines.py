@@ -42,6 +42,7 @@ def _contenders(setting: Setting, entries: int, methods: tuple[str, ...]) -> Ite
 
 def main(out: Path | None = None, lengths: str = "1024,4096,8000", repeats: int = 3) -> None:
     """Let all write 64 tokens after prompts of these lengths, in so many rounds."""
+    asked = locals() | {"model": "smollm2", "tokens": 64, "cpu_time": True}
     torch.set_num_threads(1)
     model = fetched(str(model_location("smollm2")))
     several: dict[int, tuple[Part, list[Contender]]] = {}
@@ -50,13 +51,11 @@ def main(out: Path | None = None, lengths: str = "1024,4096,8000", repeats: int 
         setting = Setting(model, part.entries, cpu_time=True)
         methods = MORE if length < 2048 else METHODS
         several[length] = part, list(_contenders(setting, part.entries, methods))
-    asked = {"model": "smollm2", "lengths": lengths, "tokens": 64, "repeats": repeats}
     run_benchmark(
         "engines",
         "cpu",
-        asked | {"cpu_time": True},
+        asked,
         {},
-        out,
         lambda measure: {str(n): measured(*each, measure) for n, each in several.items()},
     )
 

@@ -4,16 +4,16 @@ python -m kvlab.fast.lab.benchmarks.kernels --out docs/study/results/benchmarks/
 
 Every kernel is timed with events. Before each run the processor's cache is filled with other
 memory, by reading: what a write leaves there would have to be written back during the run. The
-figure is the median. The bytes of a kernel are those of its function's docstring. A kernel for
-fewer bits is compared with the kernel for 16 bits: its gain, and the share of the gain that its
-bytes allow. The file names cases for which memory is not enough.
+figure is the median, beside its quartiles. ``must_bytes`` are those that must move: what a kernel
+is given, read once, and what it returns, written once. ``rival`` names what a kernel is compared
+with. The file names cases for which memory is not enough, and the configurations that Triton chose.
 ``--small`` runs a single small case once, on any device, to see that everything runs: its times
 mean nothing.
 """
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
+import timeit
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
+from kvlab.fast.lab.benchmarks.noted import profiled, quartiles
 from kvlab.fast.lab.benchmarks.results import Measure, gpu_or_small, run, run_benchmark
 from kvlab.fast.lab.loop import Step
 
@@ -59,10 +60,12 @@ class Case:
     batch: int
     entries: int
     run: Callable[[], Any]
-    bytes: int
-    """Bytes that have to be moved; 0 where arithmetic is the limit."""
+    must_bytes: int
+    """Bytes of all that is given and of all that is returned."""
     rival: str = ""
     """Another case of this size that does the same with more bytes, or with more arithmetic."""
+    by_bytes: bool = True
+    """Whether moving the bytes is the limit; else arithmetic is."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,9 @@ class Size:
         places = torch.arange(self.entries, dtype=torch.int32, device=self.device)
         return places.repeat(self.batch, self.kv_heads, 1)
 
-    def case(self, kernel: str, run: Callable[[], Any], bytes_: int = 0, rival: str = "") -> Case:
-        """Return a kernel on this size."""
-        return Case(kernel, self.batch, self.entries, run, bytes_, rival)
+    def case(self, kernel: str, run: Callable[[], Any], must_bytes: int, *more: Any) -> Case:
+        """Return a kernel on this size; ``more`` are the last fields of `Case`."""
+        return Case(kernel, self.batch, self.entries, run, must_bytes, *more)
 
 
 def decode_cases(size: Size) -> Iterator[Case]:
@@ -115,8 +118,8 @@ def decode_cases(size: Size) -> Iterator[Case]:
         return scaled_dot_product_attention(queries.flatten(1, 2), keys, values, enable_gqa=True)
 
     yield size.case("SDPA of PyTorch", plain, cache)
-    yield size.case(WITH_SCORES, attend("none"), cache + size.rows * GROUP * 12)
-    reduced = cache + size.rows * (8 * GROUP + 4)
+    yield size.case(WITH_SCORES, attend("none"), cache + size.rows * GROUP * 4)
+    reduced = cache + size.rows * 4
     yield size.case("decode attention, sums", attend("sum"), reduced)
     yield size.case(PLAIN, attend("skip"), cache)
     counts = torch.zeros(2, *size.positions().shape, dtype=torch.int32, device=size.device)
@@ -134,14 +137,13 @@ def _caote_cases(size: Size) -> Iterator[Case]:
     for rows, base in ((1, "H2O"), (GROUP, "TOVA")):
         h = size.attention(rows)
         output = h @ values.float()
-        errors = size.rows * (size.vector_bytes + 8 * rows + 4)
+        errors = size.rows * (size.vector_bytes + 4 * rows + 4)
         name = f"CAOTE applied to {base}"
-        anew = partial(eviction_errors, h, values)
-        yield size.case(name, anew, errors + size.rows * (size.vector_bytes + 4 * rows))
+        yield size.case(name, partial(eviction_errors, h, values), errors)
         given = partial(eviction_errors, h, values, output=output)
         yield size.case(f"{name}, output given", given, errors, name)
     fast = partial(eviction_errors, size.attention(1), values, fast=True)
-    yield size.case("FastCAOTE applied to H2O", fast, size.rows * (2 * size.vector_bytes + 16))
+    yield size.case("FastCAOTE applied to H2O", fast, size.rows * (size.vector_bytes + 8))
 
 
 def _keep_cases(size: Size) -> Iterator[Case]:
@@ -173,11 +175,14 @@ def prefill_cases(size: Size) -> Iterator[Case]:
     attend = partial(attend_block, rows, keys, values, row_positions, positions)
     received = partial(received_attention, rows, keys, row_positions, positions)
     plain, anew = f"SDPA of PyTorch, {m} rows", f"prefill scores of {m} rows"
-    yield size.case(plain, causal)
-    yield size.case(f"attention of {m} rows with log-sum-exps", attend, rival=plain)
-    yield size.case(anew, received)
+    read, sums = size.rows * size.vector_bytes, 4 * rows[..., 0].numel()
+    attended, scored = 2 * (read + rows.nbytes), read + rows.nbytes + 4 * size.rows
+    yield size.case(plain, causal, attended, "", False)
+    name = f"attention of {m} rows with log-sum-exps"
+    yield size.case(name, attend, attended + sums, plain, False)
+    yield size.case(anew, received, scored, "", False)
     from_log_sums = partial(received, lse=attend()[1])
-    yield size.case(f"{anew} from log-sum-exps", from_log_sums, rival=anew)
+    yield size.case(f"{anew} from log-sum-exps", from_log_sums, scored + sums, anew, False)
 
 
 def _coded_cases(size: Size) -> Iterator[Case]:
@@ -201,7 +206,7 @@ def _coded_cases(size: Size) -> Iterator[Case]:
         moved = 2 * stored + partner
         yield size.case(name, attend(narrow, narrow, "skip"), moved, PLAIN)
         scored = attend(narrow, narrow, "none")
-        scores = size.rows * (8 + 16 * GROUP)
+        scores = size.rows * 4 * GROUP
         yield size.case(f"{name}, probabilities", scored, moved + scores, WITH_SCORES)
         blocks = vectors.unflatten(2, (-1, TOKENS_TOGETHER)).transpose(-1, -2)
         keys = VectorTable(slots, quantise(blocks, bits, TOKENS_TOGETHER), by_channel=True)
@@ -214,71 +219,74 @@ CASES = (decode_cases, _caote_cases, _keep_cases, prefill_cases, _coded_cases)
 
 
 def timed(
-    found: Iterator[Case], device: str, repeats: int, bandwidth: float
+    found: Iterator[Case], device: str, repeats: int, bandwidth: float, only: str = ""
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Time cases as they come; say whether memory was enough for all of them."""
+    """Time cases as they come; say whether memory was enough for all of them.
+
+    Args:
+        found: the cases.
+        device: "cpu" or "cuda".
+        repeats: timed runs of each.
+        bandwidth: bytes that a copy moves per second.
+        only: parts of names, with commas; a case needs one of them.
+    """
     results = []
     torch.cuda.empty_cache()  # the memory of the cases before
     try:
         for case in found:
-            took = _seconds(case.run, device, repeats)
+            if not any(part in case.kernel for part in only.split(",")):
+                continue
+            (took,) = seconds([case.run], device, repeats)
             facts = {key: x for key, x in vars(case).items() if key != "run"}
-            share = case.bytes / took / bandwidth if case.bytes else None
-            results.append({**facts, "seconds": took, "share_of_copy": share})
+            facts |= {"seconds": statistics.median(took), "quartiles": quartiles(took)}
+            if case.kernel.startswith("SDPA"):
+                facts["backends"] = profiled(case.run)[1]
+            share = case.must_bytes / facts["seconds"] / bandwidth
+            results.append(facts | {"share_of_copy": share if case.by_bytes else None})
     except torch.OutOfMemoryError:
         return results, False
     return results, True
 
 
-def _seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
-    started = time.perf_counter()
-    run()
+def seconds(
+    runs: Sequence[Callable[[], Any]], device: str, repeats: int
+) -> tuple[list[float], ...]:
+    """Return the seconds of each function, which take turns."""
     if device != "cuda":
-        return time.perf_counter() - started
+        return tuple(timeit.repeat(call, number=1, repeat=repeats) for call in runs)
+    times: tuple[list[float], ...] = tuple([] for _ in runs)
     flush = torch.zeros(FLUSHED // 4, dtype=torch.int32, device=device)
-    times = []
-    for _ in range(repeats):
+    for call, own in [*zip(runs, times, strict=True)] * (1 + repeats):  # the first is not timed
         flush.amax()
         torch.cuda._sleep(HEAD_START)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        run()
+        call()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+        own.append(begin.elapsed_time(end) / 1e3)
+    return tuple(own[1:] for own in times)
 
 
-def _copy_bandwidth(device: str, repeats: int, size: int) -> float:
+def copying(device: str, repeats: int, size: int) -> float:
+    """Return the bytes that a copy of so many reads and writes per second."""
     source = torch.zeros(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / _seconds(lambda: target.copy_(source), device, repeats)
-
-
-def add_gains(results: list[dict[str, Any]]) -> None:
-    """Add each case's speed over its rival's, and that gain over the ratio of their bytes."""
-    known = {(each["kernel"], each["batch"], each["entries"]): each for each in results}
-    for each in results:
-        if not each["rival"]:
-            continue
-        each["gain"] = each["share_of_gain"] = None
-        rival = known.get((each["rival"], each["batch"], each["entries"]))
-        if rival is None:  # its memory was not enough
-            continue
-        each["gain"] = rival["seconds"] / each["seconds"]
-        if 0 < each["bytes"] < rival["bytes"]:
-            each["share_of_gain"] = each["gain"] * each["bytes"] / rival["bytes"]
+    (took,) = seconds([lambda: target.copy_(source)], device, repeats)
+    return 2 * size / statistics.median(took)
 
 
 def main(
     batch: list[int] | None = None,
     entries: list[int] | None = None,
     repeats: int = 50,
+    only: str = "",
     small: bool = False,
     out: Path | None = None,
 ) -> None:
     """Time every kernel."""
-    device, dtype = gpu_or_small("kernels", small), torch.bfloat16
+    asked, dtype = locals(), torch.bfloat16
+    device = gpu_or_small("kernels", small)
     batches, lengths = (batch or [1, 8, 32], entries or [1024, 4096, 16384, 65536])
     sizes = [Size(n, length, device, dtype) for n in batches for length in lengths]
     if small:
@@ -287,14 +295,15 @@ def main(
     about: dict[str, Any] = {"shape": {**shape, "dtype": str(dtype)}, "left_out": []}
 
     def parts(run: Measure) -> dict[str, list[dict[str, Any]]]:
-        copy = Step("copy bandwidth", partial(_copy_bandwidth, device, repeats, copied))
+        copy = Step("copy bandwidth", partial(copying, device, repeats, copied))
         bandwidth = about["copy_bytes_per_second"] = run([copy])[copy.id]
+        asked_of_each = device, repeats, bandwidth
         results: list[dict[str, Any]] = []
         for size in sizes:
             steps = [
                 Step(
                     f"{cases.__name__.strip('_')}, batch {size.batch}, {size.entries} entries",
-                    lambda cases=cases, size=size: timed(cases(size), device, repeats, bandwidth),
+                    lambda cases=cases, size=size: timed(cases(size), *asked_of_each, only),
                 )
                 for cases in CASES
             ]
@@ -304,12 +313,10 @@ def main(
                     last = more[-1]["kernel"] if more else None
                     place = {"batch": size.batch, "entries": size.entries}
                     about["left_out"].append({**place, "all_after": last})
-        add_gains(results)
         return {"kernels": results}
 
     copied = 2**20 if small else 2**31
-    asked = {"batch": batches, "entries": lengths, "repeats": repeats, "small": small}
-    run_benchmark("kernels", device, asked, about, out, parts)
+    run_benchmark("kernels", device, asked, about, parts)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from transformers import DynamicCache
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workload import Run, fetched, held_by, measure, tiny_llama  # type: ignore[import-not-found]
+from workload import Run, fetched, measure, tiny_llama  # type: ignore[import-not-found]
 
 PRESSES: dict[str, Callable[[], Any]] = {
     "streaming_llm": kvpress.StreamingLLMPress,
@@ -45,8 +45,7 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
             compression_interval=request["interval"],
             target_size=request["entries"],
         )(model)
-    cache = DynamicCache(config=model.config)
-    given = model, run, cache, lambda: held_by(cache), request["watched"], request["cpu_time"]
+    given = model, run, DynamicCache(config=model.config), request["watched"], request["cpu_time"]
     with press:
         return asdict(measure(*given))
 

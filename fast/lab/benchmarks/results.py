@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvlab.fast.lab import terminal
+from kvlab.fast.lab.benchmarks.noted import configurations
 from kvlab.fast.lab.described import described
 from kvlab.fast.lab.files import read_data, write_text
 from kvlab.fast.lab.loop import kept, run_all, tell_of_older
 from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.terminal import print_line, reporting
 
-SCHEMA = 4
+SCHEMA = 5
 Result = Mapping[str, Any]
 Parts = Mapping[str, Sequence[Any]]
 Measure = Callable[..., dict[str, Any]]
@@ -33,14 +34,16 @@ def run_benchmark(
     device: str,
     parameters: Mapping[str, Any],
     about: Mapping[str, Any],
-    out: Path | None,
     measured: Callable[[Measure], Parts],
 ) -> None:
     """Write what is ``measured`` of each part, with the command, the machine and the versions.
 
     Measurements are kept until they are written, so that the same command goes on where it was
-    stopped. ``measured`` may add to what is known ``about`` all rows.
+    stopped. ``measured`` may add to what is known ``about`` all rows. ``parameters`` are the
+    options of the command; its ``out`` is the file, None for stdout.
     """
+    asked = dict(parameters)
+    out = asked.pop("out")
     if out is not None:
         tell_of_older(out.parent.glob(f"{out.name}.part"))
     module = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
@@ -50,12 +53,13 @@ def run_benchmark(
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "machine": machine(device),
         "versions": versions(),
-        "parameters": dict(parameters),
+        "parameters": asked,
     }
-    asked = {"asked": [parameters, about], "machine": result["machine"]}
-    with reporting() as report, kept(name, **asked) as store:
+    given = {"asked": [asked, about], "machine": result["machine"]}
+    with reporting() as report, kept(name, **given) as store:
         parts = measured(partial(run_all, store=store, report=report))
-        text = json.dumps({**result, "about": about, "parts": parts}, indent=1)
+        result |= {"configurations": configurations(), "about": about, "parts": parts}
+        text = json.dumps(result, indent=1, default=str)
         if out is not None:
             write_text(out, f"{text}\n")
     if out is None:

@@ -6,10 +6,10 @@ All requests come at once; each is a passage of a novel. Pools of blocks are sha
 together. Methods keep a quarter of a request. Every row is a process of its own, with one thread;
 loading the model is not counted. Rounds measure all rows in turn; speeds are of CPU time, and by
 the clock. ``accepted`` is the share of what a method wrote that the full cache finds likeliest,
-after the same tokens.
+after the same tokens. ``must_bytes`` are those that a token of all requests at once reads:
+weights, and entries, on average over the text, or as many as a method keeps.
 """
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,6 +21,7 @@ import torch
 from transformers import AutoConfig
 
 from kvlab.fast.lab import engines
+from kvlab.fast.lab.benchmarks.noted import must_read
 from kvlab.fast.lab.benchmarks.results import Measure, run, run_benchmark
 from kvlab.fast.lab.benchmarks.workload import VOCABULARY, Run, drawn, fetched
 from kvlab.fast.lab.loop import Step
@@ -95,6 +96,12 @@ class Served:
         return float(torch.stack(right).mean())
 
 
+def seconds(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return seconds of CPU time and by the clock, of every round of a row."""
+    spent = np.diff([each["times"] for each in rounds], axis=1)[:, 0].T.tolist()
+    return dict(zip(("cpu_seconds", "seconds"), spent, strict=True))
+
+
 def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, Any]]:
     """Return what was measured of every row, in so many rounds."""
     length = f"{served.run.prompt} tokens"
@@ -113,36 +120,20 @@ def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, An
         for method in METHODS
     )
     of_method: dict[str, float] = dict(zip(METHODS, accepted.values(), strict=True))
-    tokens = served.run.batch * served.run.tokens
-
-    def seconds(*row: Any) -> list[list[float]]:
-        """Return seconds of CPU time and by the clock, of every round of a row."""
-        return np.diff([each["times"] for each in found[row]], axis=1)[:, 0].T.tolist()
+    prompt, more = served.run.prompt, served.run.tokens
+    entries = prompt + more / 2, (prompt + more) // 4
 
     return [
         {
             "share": share,
             "method": method,
-            **speeds(tokens, *seconds(share, method), full=seconds(share, WITHOUT)[0]),
+            **seconds(each),
             "accepted": of_method.get(method),
             **{name: each[0][name] for name in KEPT},
+            "must_bytes": must_read(served.model, entries[method in METHODS], each[0]["at_once"]),
         }
         for (share, method), each in found.items()
     ]
-
-
-def speeds(
-    tokens: int, cpu: Sequence[float], wall: Sequence[float], full: Sequence[float]
-) -> dict[str, Any]:
-    """Return the seconds with medians of what follows; ``full``: those of the full cache."""
-    pairs = zip(full, cpu, strict=True)
-    return {
-        "cpu_seconds": cpu,
-        "seconds": wall,
-        "tokens_per_second": tokens / statistics.median(cpu),
-        "tokens_per_second_by_the_clock": tokens / statistics.median(wall),
-        "times_full": statistics.median(its / mine for its, mine in pairs),
-    }
 
 
 def main(
@@ -154,17 +145,15 @@ def main(
     out: Path | None = None,
 ) -> None:
     """Measure so many requests of each of these lengths."""
+    asked = locals()
     engines.launch("vllm")
     location = Path(model_location(model))
     served = [Served(location, Run(int(each), written, requests)) for each in prompts.split(",")]
-    asked = {"model": model, "requests": requests, "prompts": prompts, "written": written}
-    asked |= {"rounds": rounds}
     run_benchmark(
         "vllm",
         "cpu",
         asked,
         {"block": BLOCK},
-        out,
         lambda measure: {str(x.run.prompt): measured(x, rounds, measure) for x in served},
     )
 

@@ -2,9 +2,9 @@
 
 import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -96,30 +96,17 @@ def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
 
 
 def held_by(cache: Cache) -> Holds:
-    """Return what a cache of transformers holds."""
-    every: Any = cache.layers
+    """Return what a cache of transformers or of kvlab holds."""
+    every: Any = cache
+    if hasattr(every, "kept"):
+        return max((max(x) for x in every.kept() if x), default=0), every.memory().total
+    every = cache.layers
     layers = [layer for layer in every if layer.is_initialized]
     entries = max((layer.keys.shape[-2] for layer in layers), default=0)
     return entries, sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
-class Watcher:
-    """Calls a function for the prompt and for every token; ``model.generate``'s ``streamer``."""
-
-    def __init__(self, notice: Callable[[], Any]) -> None:
-        self.notice = notice
-
-    def put(self, value: Any) -> None:
-        """Take in the prompt, then every token."""
-        self.notice()
-
-    def end(self) -> None:
-        """Take in the end of the text; nothing is noticed."""
-
-
-def measure(
-    model: Any, run: Run, cache: Any, read: Callable[[], Holds], watched: bool, cpu_time: bool
-) -> Outcome:
+def measure(model: Any, run: Run, cache: Any, watched: bool, cpu_time: bool) -> Outcome:
     """Generate once with an empty cache; say how long it took, and what the cache held.
 
     ``watched``: read the cache between any two tokens, which takes time; else only at the end.
@@ -128,15 +115,15 @@ def measure(
     times: list[tuple[float, float]] = []
     found: list[Holds] = []
 
-    def notice() -> None:
+    def notice(value: Any) -> None:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         times.append((clock(), time.perf_counter()))
         if watched:
-            found.append(read())
+            found.append(held_by(cache))
 
-    generate(model, run, cache, Watcher(notice))
-    found.append(read())
+    generate(model, run, cache, SimpleNamespace(put=notice, end=lambda: None))
+    found.append(held_by(cache))
     entries, held = (max(each) for each in zip(*found, strict=True))
     (start, _), (first, began), (last, ended) = times[0], times[1], times[-1]
     return Outcome(first - start, last - first, len(times) - 1, entries, held, ended - began)

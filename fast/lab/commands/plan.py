@@ -35,5 +35,9 @@ def plan(
     printing = RowPrinter(layout("plan"), planning.title(serving), not json)
     with reporting(transient=True) as report, printing as tell:
         found = planning.plan_methods(serving, specs, budget, report, tell)
-    data = {"asked": asdict(serving), "methods": [asdict(row) for row in found.rows]}
-    finish(data, found.rows, json, tell.legend)
+    data = {
+        "asked": asdict(serving),
+        "pays": found.pays,
+        "methods": [asdict(row) for row in found.rows],
+    }
+    finish(data, found.rows, json, tell.legend, found.pays)

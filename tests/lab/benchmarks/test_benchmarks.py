@@ -10,6 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from kvlab.fast.huggingface import graphs
 from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, engines, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.results import SCHEMA, run_benchmark
@@ -20,11 +21,14 @@ from kvlab.fast.lab.reports import Text
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import StoppableCommand
 from kvlab.reference.models import reasoner_directory
-from study.benchmarks import decoding, result_blocks
+from study.benchmarks import decoding, result_blocks, with_gains
+from support import recorded
 from support.tolerances import FLOAT32_SCORES
 
 ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""
+WEIGHTS = 4 * (4 * (4 * 256**2 + 3 * 256 * 688 + 2 * 256) + 256 * 512 + 256)
+"""Bytes that a token reads of the tiny model: layers, vocabulary and the last norm."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -55,16 +59,14 @@ def test_decoding_speed_is_written_with_machine_and_versions(measured):
     rounds = ("--repeats", 1, "--whole-repeats", 1, "--tokens", 8, "--stretch", 2)
     found = measured(decode, *rounds)
     assert (found["schema"], found["benchmark"]) == (SCHEMA, "decode")
-    assert found["machine"]["cores"] >= 1
-    assert found["versions"]["torch"]
+    assert found["machine"]["cores"] >= 1 and found["versions"]["torch"]
     assert found["about"]["kvpress"] == {"measured": False, "reason": "no environment given"}
     constant, whole = (by_name(found["parts"][name]) for name in ("constant", "whole"))
-    assert constant["transformers full cache"]["share_of_full"] == 1
     assert {constant[f"kvlab {name}"]["peak"]["entries"] for name in decode.PER_STEP} == {256}
     for outcome in constant.values():
-        assert len(outcome["tokens_per_second"]) == 1
-        assert 0 < outcome["lowest"] <= outcome["median"] <= outcome["highest"]
+        assert outcome["quartiles"] == 3 * outcome["tokens_per_second"] > [0, 0, 0]
         assert outcome["peak"]["bytes"] >= ENTRY * outcome["peak"]["entries"]
+        assert outcome["must_bytes"] == WEIGHTS + ENTRY * outcome["peak"]["entries"]
     assert whole["transformers full cache"]["peak"] == {"entries": 71, "bytes": 71 * ENTRY}
 
 
@@ -81,7 +83,7 @@ def test_a_language_model_is_measured_with_a_quarter_of_the_entries(measured):
     only = "kvlab h2o,transformers full cache of 40"
     found = measured(decode, *asked, "--only", only)
     parameters = {"entries": 40, "cpu_time": True, "model": model, "prompt": 160, "tokens": 3}
-    assert found["parameters"] == {**parameters, "whole_repeats": 1, "only": only}
+    assert found["parameters"].items() >= {**parameters, "whole_repeats": 1, "only": only}.items()
     real = by_name(found["parts"]["real"])
     assert real.keys() == {"transformers full cache", *only.split(",")}
     assert real["transformers full cache of 40"]["peak"]["entries"] == 40 + 1
@@ -95,10 +97,6 @@ def test_a_language_model_is_measured_with_a_quarter_of_the_entries(measured):
     assert "Seconds are CPU time" in shown and "reads 160 tokens, at once unless a row" in shown
 
 
-def test_shares_are_taken_within_a_round():
-    assert decode.share_of([50, 100, 300], full=[100, 200, 400]) == 0.5
-
-
 @pytest.mark.slow
 def test_engines_are_measured_beside_methods(measured, monkeypatch):
     told = {"times": [[0, 0], [1, 2], [3, 6]]}
@@ -108,11 +106,12 @@ def test_engines_are_measured_beside_methods(measured, monkeypatch):
     monkeypatch.setattr(contenders.engines, "generate", answer)
     short = lambda prompt, tokens, repeats: decode.real(prompt, tokens // 16, repeats)  # noqa: E731
     monkeypatch.setattr(engines, "real", short)
-    found = measured(engines, "--lengths", "512", "--repeats", 1)
-    found = by_name(found["parts"]["512"])
+    found = by_name(measured(engines, "--lengths", "512", "--repeats", 1)["parts"]["512"])
     q8_0, tova = found["llama.cpp q8_0"], found["kvlab tova"]
-    assert (q8_0["first_seconds"], q8_0["median"], q8_0["wall"]) == ([1], 1.5, [0.75])
-    assert (q8_0["peak"]["bytes"], tova["peak"]["entries"]) == (512, 128)
+    assert (q8_0["first_seconds"], q8_0["quartiles"][1], q8_0["wall"]) == ([1], 1.5, [0.75])
+    assert (
+        q8_0["must_bytes"] is None and q8_0["peak"]["bytes"] == 4 * tova["peak"]["entries"] == 512
+    )
 
 
 WORKER = """
@@ -150,24 +149,21 @@ def test_a_gpu_is_asked_for(benchmark):
 
 
 @pytest.mark.slow
-def test_a_tiny_model_runs_everywhere_and_is_shown(measured):
-    found = measured(end_to_end, "--small")
-    full, h2o = found["parts"]["one_text"]
-    assert [each["method"] for each in (full, h2o)] == ["full", "h2o"]
-    bytes_of_one = 2 * 4 * 8 * 32 * 4  # keys and values, layers, heads, channels, float32
-    assert full["cache_bytes"] >= bytes_of_one * full["entries"] > h2o["cache_bytes"]
-    fewer = full["must_bytes"] - h2o["must_bytes"]
-    assert fewer == bytes_of_one * (full["entries"] - h2o["entries"])
-    assert all(each["share_of_limit"] > 0 for part in found["parts"].values() for each in part)
+def test_a_tiny_model_runs_everywhere_captured_and_not_and_is_shown(measured, monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
+        monkeypatch.setattr(graphs, "captured", recorded.recorded)
+    found = measured(end_to_end, "--small", "--profile", "--block-size", 32)
+    full, h2o, *_ = rows = found["parts"]["one_text"]
+    ran = [(each["method"], each["graphed"]) for each in rows]
+    assert ran == [(method, graphed) for graphed in (True, False) for method in ("full", "h2o")]
+    assert full["cache_bytes"] >= ENTRY * full["entries"] > h2o["cache_bytes"]
+    assert full["must_bytes"] - h2o["must_bytes"] == ENTRY * (full["entries"] - h2o["entries"])
     assert [each["batch"] for each in found["parts"]["equal_memory"]] == [2, 2]
+    assert all(each["profile"][0]["microseconds"] > 0 for each in (full, h2o))
     shown = result_blocks("result.json", found)
     cells = {cell for block in shown for row in getattr(block, "rows", ()) for cell in row}
     assert {"full", "h2o"} <= cells
-
-
-@pytest.mark.parametrize(("cap", "one", "texts"), [(100, 30, 3), (100, 200, 1), (10**6, 1, 64)])
-def test_texts_that_fit_are_counted(cap, one, texts):
-    assert end_to_end.texts_in(cap, one, 64) == texts
 
 
 @pytest.fixture
@@ -182,11 +178,11 @@ def test_small_sizes_run_everywhere(interpreted, measured):
     found = measured(kernels, "--small")
     rows = found["parts"]["kernels"]
     names = {each["kernel"] for each in rows}
-    assert len(names) == 29
-    assert {each["rival"] for each in rows} <= names | {""}
+    assert len(names) == 29 and {each["rival"] for each in rows} <= names | {""}
     assert found["about"]["left_out"] == []
-    assert all(each["seconds"] > 0 for each in rows)
-    assert found["versions"]["triton"]
+    assert all(each["quartiles"] == 3 * [each["seconds"]] > [0, 0, 0] for each in rows)
+    assert all(each["must_bytes"] > 0 for each in rows) and rows[0]["backends"]
+    assert found["versions"]["triton"] and found["configurations"]
 
 
 @pytest.mark.slow
@@ -204,17 +200,6 @@ def test_rivals_attend_to_the_same(interpreted):
         torch.testing.assert_close(theirs, ours, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
 
 
-def test_gains_are_compared_with_what_bytes_allow():
-    size = {"batch": 1, "entries": 8}
-    slow = {**size, "kernel": "wide", "rival": "", "bytes": 400, "seconds": 4.0}
-    fast = {**size, "kernel": "narrow", "rival": "wide", "bytes": 100, "seconds": 2.0}
-    unbounded = {**size, "kernel": "other", "rival": "wide", "bytes": 0, "seconds": 1.0}
-    kernels.add_gains([fast, slow, unbounded])
-    assert (fast["gain"], fast["share_of_gain"]) == (2.0, 0.5)  # a quarter of the bytes allows 4
-    assert (unbounded["gain"], unbounded["share_of_gain"]) == (4.0, None)
-    assert "gain" not in slow
-
-
 def test_what_memory_is_not_enough_for_is_left_out():
     def run():
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -223,8 +208,7 @@ def test_what_memory_is_not_enough_for_is_left_out():
     large = kernels.Case("large", 1, 8, run, 400)
     results, fitted = kernels.timed(iter([fits, large]), "cpu", 1, 1e9)
     assert ([each["kernel"] for each in results], fitted) == (["fits"], False)
-    kernels.add_gains(results)
-    assert results[0]["gain"] is None
+    assert with_gains(results)[0]["gain"] is None
 
 
 # --- a benchmark that is stopped -----------------------------------------------------------------
@@ -260,7 +244,7 @@ def test_a_benchmark_goes_on_where_it_was_stopped(measured, monkeypatch, tmp_pat
 
 
 def test_what_another_command_measured_is_not_taken(tmp_path):
-    done = []
+    done, out = [], tmp_path / "result.json"
 
     def run(tokens, stops):
         def parts(measure):
@@ -269,8 +253,8 @@ def test_what_another_command_measured_is_not_taken(tmp_path):
                 raise KeyboardInterrupt
             return {"part": list(found.values())}
 
-        run_benchmark("any", "cpu", {"tokens": tokens}, {}, tmp_path / "result.json", parts)
-        return json.loads((tmp_path / "result.json").read_text())["parts"]
+        run_benchmark("any", "cpu", {"tokens": tokens, "out": out}, {}, parts)
+        return json.loads(out.read_text())["parts"]
 
     for tokens in (3, 4):
         with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,180 @@
+"""When eviction pays: the share of the cache in the bytes of a token, and the planner's misses."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from kvlab.fast.lab.drawing import INK, RED, Picture, canvas, finish
+from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.reference.methods import takes_budget
+from kvlab.reference.simulator.cost import Runtime
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Shape
+from study.benchmarks import with_limits
+from study.speeds import GIB, planned
+from study.stored import stored_file
+
+MODEL, DEVICE, KEPT = "llama-3.1-8b", "h200", 1 / 4
+HOST = 23
+"""Microseconds in which the host launches a kernel, without graphs."""
+LEVELS = (1.05, 1.1, 1.25, 1.5, 2, 3)
+LENGTHS, TEXTS = (512, 131_072), (0.75, 512)
+ON_THE_MAP = {"v100": 600, "h100": 1100, "h200": 2600, "epyc-9654": 11_000}
+"""Devices, and where their names stand; an A100 holds as much as an H100, an H20 little more."""
+SLOPE = -29
+"""Degrees of a line of equally many entries."""
+
+
+def most_gained(tokens: Any, texts: Any, shape: Shape, kept: float = KEPT) -> Any:
+    """Return how many times as fast a token becomes at most with this share of the entries."""
+    looked_up = 0 if shape.tied else 2 * shape.vocabulary * shape.hidden
+    weights, cache = shape.weight_bytes - looked_up, tokens * texts * shape.token_bytes
+    return (weights + cache) / (weights + kept * cache)
+
+
+def gained(tokens: int, texts: int) -> float:
+    """Return how many times as fast a token becomes at most with a quarter of the entries."""
+    return most_gained(tokens, texts, SHAPES[MODEL])
+
+
+def share_of_cache(tokens: int) -> float:
+    """Return the percentage of the cache in the bytes that a token of one text has to read."""
+    return 100 * planned("full", tokens - 64, 64, 1, tokens).cache_share
+
+
+def of_limits(texts: int) -> list[float]:
+    """Return which percentages of its limit H2O reaches with so many texts at once."""
+    return [100 * row["share_of_limit"] for row in on_the_map() if row["batch"] == texts]
+
+
+def on_a_cpu(method: str) -> tuple[float, float]:
+    """Return how many times as fast as kvlab's full cache SmolLM2 writes, and what bytes allow."""
+    rows = {x["name"]: x for x in stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]}
+    own, full = rows[f"kvlab {method}"], rows["kvlab full"]
+    return own["quartiles"][1] / full["quartiles"][1], full["must_bytes"] / own["must_bytes"]
+
+
+def drawn_map() -> Picture:
+    """Draw what eviction to a quarter gains at most, over length and number of texts."""
+    shape = SHAPES[MODEL]
+    figure, (axes,) = canvas(width=7.5, height=4.6)
+    tokens, texts = (np.geomspace(*ends, 200) for ends in (LENGTHS, TEXTS))
+    gains = most_gained(tokens[None], texts[:, None], shape)
+    axes.contourf(tokens, texts, gains, (1, *LEVELS, 4), cmap="Blues", alpha=0.55)
+    axes.contour(tokens, texts, gains, LEVELS, colors=INK, linewidths=0.6)
+    for level in LEVELS:
+        entries = entries_for(level, shape)
+        place = min(entries / 2.2, 1e5)
+        along(axes, f"{level:g} ×", place, entries / place, INK)
+    for name, place in ON_THE_MAP.items():
+        entries = (Runtime().memory_share * HARDWARE[name].memory - shape.weight_bytes) / (
+            shape.token_bytes
+        )
+        axes.plot(tokens, entries / tokens, "--", color=RED, linewidth=0.9)
+        along(axes, HARDWARE[name].name.split(",")[0], place, entries / place, RED)
+    for row in on_the_map():
+        axes.plot(row["prompt"], row["batch"], "o", color=INK, markersize=5)
+        share = f"H2O {percent(row['share_of_limit'])}"
+        axes.annotate(share, (row["prompt"] / 1.07, row["batch"] * 1.25), fontsize=8, ha="right")
+    axes.set(xscale="log", yscale="log", xlim=LENGTHS, ylim=TEXTS)
+    axes.set_xticks([2**n for n in range(9, 18)], [f"{2**n:,}" for n in range(9, 18)])
+    axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
+    axes.minorticks_off()
+    axes.set(xlabel="tokens of a text", ylabel="texts at once")
+    return finish(
+        figure,
+        "How many times as fast a token of Llama-3.1-8B becomes at most if a quarter of the "
+        "entries stays, over tokens of a text and texts at once. Dashed: the most full caches that "
+        "a device holds. Dots: H2O as measured on an H200, and which share of its own limit it "
+        "reaches.",
+        "none",
+    )
+
+
+def along(axes: Any, text: str, tokens: float, texts: float, colour: str) -> None:
+    """Write a text above a line of equally many entries."""
+    turned = {"rotation": SLOPE, "rotation_mode": "anchor", "va": "bottom"}
+    axes.annotate(text, (tokens, texts * 1.03), fontsize=8, color=colour, **turned)
+
+
+def entries_for(gain: float, shape: Shape, kept: float = KEPT) -> float:
+    """Return the entries of all texts with which a token gains so much at most."""
+    read = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
+    return 2 * read * (gain - 1) / (1 - kept * gain) / shape.token_bytes
+
+
+def on_the_map() -> list[dict[str, Any]]:
+    """Return the rows of H2O with a CUDA graph on the H200."""
+    file = stored_file("benchmarks/end-to-end-gpu")
+    rows = [row for part in ("one_text", "equal_memory") for row in with_limits(file, part)]
+    return [row for row in rows if row["method"] == "h2o" and row["graphed"]]
+
+
+def devices(length: str) -> Table:
+    """List what bytes cost on each device, and how many texts fit, whole and to a quarter."""
+    tokens, shape = int(length), SHAPES[MODEL]
+
+    def fits(spec: str, gpu: str) -> int:
+        prompt = tokens // 8
+        return planned(spec, prompt, tokens - prompt, 1, tokens // 4, gpu).largest_batch
+
+    columns = (
+        Column("device", lambda name: HARDWARE[name].name),
+        Column("TB/s", lambda name: HARDWARE[name].bandwidth / 1e12, ".2f"),
+        Column("weights, ms", lambda x: 1e3 * shape.weight_bytes / HARDWARE[x].bandwidth, ".1f"),
+        Column(
+            "10,000 entries, ms", lambda x: 1e7 * shape.token_bytes / HARDWARE[x].bandwidth, ".2f"
+        ),
+        Column("texts", lambda name: fits("full", name), ","),
+        Column("of a quarter", lambda name: fits("streaming_llm", name), ","),
+    )
+    return tabulate([*HARDWARE], columns)
+
+
+def misses() -> Iterator[dict[str, Any]]:
+    """Yield every row of a whole model on the H200 with what the planner says."""
+    stored = stored_file("benchmarks/end-to-end-gpu")["parts"]
+    for row in (row for part in stored.values() for row in part):
+        if row["method"].startswith("kvpress"):
+            continue
+        spec = "full" if row["method"] == "stock" else row["method"]
+        budget = row["prompt"] // 4 if takes_budget(spec) else row["prompt"]
+        host = 0 if row["graphed"] else HOST
+        plan = planned(spec, row["prompt"], 64, row["batch"], budget, DEVICE, host)
+        model, measured = 1e3 * plan.decode_seconds / 64, row["quartiles"][1]
+        peak = (plan.memory - plan.shape.weight_bytes) / GIB
+        found = {"measured": measured, "model": model, "ratio": measured / model}
+        yield {**row, **found, "peak": row["peak_bytes"] / GIB, "planned": peak}
+
+
+def peak_missed() -> float:
+    """Return by how many percent a peak of one text misses the planner's at most, but for R-KV."""
+    rows = [row for row in misses() if row["batch"] == 1 and row["method"] != "rkv"]
+    return max(abs(100 * row["peak"] / row["planned"] - 100) for row in rows)
+
+
+def beside_the_planner(_: str) -> Table:
+    """List these rows, those that miss most first."""
+    rows = sorted(misses(), key=lambda row: -abs(math.log(row["ratio"])))
+    columns = (
+        Column(
+            "method",
+            lambda x: x["method"] + " (no control)" * (x["method"] == "stock" and x["graphed"]),
+        ),
+        Column("prompt", format=","),
+        Column("texts", "batch"),
+        Column("CUDA graph", lambda row: "yes" if row["graphed"] else "no"),
+        Column("measured, ms", "measured", ".1f"),
+        Column("model, ms", "model", ".1f"),
+        Column("ratio", format=".2f"),
+        Column("peak, GiB", "peak", ".1f"),
+        Column("model, GiB", "planned", ".1f"),
+    )
+    return tabulate(rows, columns)
+
+
+FUNCTIONS: Mapping[str, Any] = {
+    each.__name__: each for each in (gained, share_of_cache, of_limits, on_a_cpu, peak_missed)
+}
+"""What expressions of the ledger may call besides its own."""
