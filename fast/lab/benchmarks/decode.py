@@ -7,7 +7,8 @@ growing? ``constant``: what does a step cost at `ENTRIES` entries, whatever the 
 ``--model`` there is a third instead, ``real``: how soon a language model writes its first token
 after a long prompt, and how fast it goes on with a quarter of the entries. Every method takes part,
 and two of them read the prompt in blocks, too. The limit is then the speed of a full cache of
-transformers that never holds more than a quarter of the entries.
+transformers that never holds more than a quarter of the entries. With ``--host`` it is ``host``:
+what a token costs in a model whose own work takes no time.
 
 All contenders are measured in turn, in an order drawn anew for every round, so that a change of
 the machine's speed meets all of them: shares of another's speed are to be taken within each round.
@@ -41,6 +42,8 @@ from kvlab.fast.models import model_location
 LAGGED = "lazy_eviction@window=32"
 PER_STEP, OTHERS = (tuple(DATA["decode"][name]) for name in ("per_step", "others"))
 """Methods that act at every token; and only at some tokens: of 512, at several."""
+HOSTED, HELD = tuple(DATA["decode"]["hosted"]), 32
+"""Methods whose time on the host is measured, and entries that they keep."""
 IN_BLOCKS = ("h2o", "tova")
 BLOCK = 256
 LAGGED_PRESSES = tuple(map(tuple, DATA["decode"]["lagged_presses"]))
@@ -85,6 +88,12 @@ def constant(stretch: int, repeats: int) -> Part:
 def _whole(tokens: int, repeats: int) -> Part:
     run = Run(64, tokens)
     return Part("whole", True, run, run, (LAGGED,), LAGGED_PRESSES, repeats)
+
+
+def _host(stretch: int, repeats: int) -> Part:
+    """Return steps of a model so small that the host's work is all that takes time."""
+    run = Run(HELD, stretch)
+    return Part("host", False, run, run, HOSTED, (), repeats, HELD)
 
 
 def real(length: int, tokens: int, repeats: int) -> Part:
@@ -163,6 +172,7 @@ def main(
     prompt: int = 2048,
     only: str | None = None,
     cpu_time: bool = False,
+    host: bool = False,
 ) -> None:
     """Measure decoding speed."""
     asked = locals()
@@ -174,6 +184,8 @@ def main(
         about = {"measured": True, "versions": worker.versions}
     if model is not None:
         parts, network = [real(prompt, tokens, whole_repeats)], fetched(directory)
+    elif host:
+        parts, network = [_host(stretch, repeats)], tiny_llama(device, "host")
     else:
         parts = [constant(stretch, repeats), _whole(tokens, whole_repeats)]
         network = tiny_llama(device)

@@ -62,9 +62,9 @@ def random_llama(device: str, dtype: torch.dtype, **config: Any) -> Any:
     return model
 
 
-def tiny_llama(device: str = "cpu") -> Any:
-    """Return a model of 4 layers, 8 heads of 32 channels."""
-    model = random_llama("cpu", torch.float32, **DATA["llama"]["tiny"])  # devices draw otherwise
+def tiny_llama(device: str = "cpu", shape: str = "tiny") -> Any:
+    """Return a model of 4 layers; ``shape``: tiny, or host, in which nothing takes time."""
+    model = random_llama("cpu", torch.float32, **DATA["llama"][shape])  # devices draw otherwise
     return model.to(device)
 
 
