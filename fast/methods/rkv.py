@@ -2,6 +2,7 @@
 
 import torch
 
+from kvlab.fast.engine.observation import parts
 from kvlab.fast.engine.policy import Observation, Score, State
 from kvlab.fast.engine.windows import (
     among_candidates,
@@ -12,7 +13,13 @@ from kvlab.fast.engine.windows import (
     window_logits,
 )
 from kvlab.fast.kernels.attention import softmax
-from kvlab.fast.kernels.notation import Candidates, PerEntry, Room, Scores
+from kvlab.fast.kernels.notation import (
+    Candidates,
+    PerEntry,
+    Room,
+    Scores,
+    Vectors,
+)
 from kvlab.reference.methods import rkv as reference
 
 
@@ -40,18 +47,26 @@ class ImportanceMinusRedundancy(Score[reference.ImportanceMinusRedundancy]):
         return among_candidates(looked_at, candidates, seen, max_pool, options.kernel)
 
     def redundancy(self, seen: Observation) -> PerEntry:
-        """Return how similar each key of a head is to the other keys."""
+        """Return how similar each key of a head is to the other keys.
+
+        Pairs are made some keys at a time, so that not all are in memory at once.
+        """
         unit = seen.keys / (seen.keys.norm(dim=-1, keepdim=True) + 1e-8)
-        cosine = (unit @ unit.transpose(-1, -2)) * seen.present[..., None]
-        cosine = cosine * seen.present[:, :, None]
-        cosine.diagonal(dim1=-2, dim2=-1).zero_()
+        rows = parts(unit[:, :, None], unit.shape[2])
+        total = torch.stack([self._cosines(seen, unit, part) for part in rows]).sum(dim=0)
+        entries = seen.present.sum(dim=-1, keepdim=True).clamp(min=1)
+        return softmax(total / entries, seen.present)
+
+    def _cosines(self, seen: Observation, unit: Vectors, rows: slice) -> PerEntry:
+        """Return the sum of these keys' cosines with every key, without those that are spared."""
+        present, positions = seen.present, seen.positions
+        cosine = (unit[:, :, rows] @ unit.mT) * present[:, :, rows, None] * present[:, :, None]
+        cosine.diagonal(rows.start, dim1=-2, dim2=-1).zero_()
         similar = cosine > self.spec.options.similarity
-        newest = torch.where(similar, seen.positions[:, :, None], -1)
+        newest = torch.where(similar, positions[:, :, None], -1)
         spared = similar & (newest == newest.amax(dim=-1, keepdim=True))
         if self.spec.options.first_column_quirk:
-            earliest = torch.where(seen.present, seen.positions, torch.iinfo(torch.int32).max)
-            first = seen.positions == earliest.amin(dim=-1, keepdim=True)
+            earliest = torch.where(present, positions, torch.iinfo(torch.int32).max)
+            first = positions == earliest.amin(dim=-1, keepdim=True)
             spared = spared | (first[:, :, None] & ~similar.any(dim=-1, keepdim=True))
-        cosine = cosine.masked_fill(spared, 0.0)
-        entries = seen.present.sum(dim=-1, keepdim=True).clamp(min=1)
-        return softmax(cosine.sum(dim=-2) / entries, seen.present)
+        return cosine.masked_fill(spared, 0.0).sum(dim=-2)

@@ -275,6 +275,12 @@ def test_sequences_of_a_long_prompt_are_treated_as_if_alone(monkeypatch, spec):
     test_a_padded_sequence_is_treated_as_if_alone(spec)
 
 
+def test_keys_that_are_compared_part_by_part_agree_with_the_reference(monkeypatch):
+    monkeypatch.setattr(observation, "MOST_WEIGHTS", 100)
+    for spec in ("rkv@every=6,window=3", "rkv@every=6,window=3,first_column_quirk=true"):
+        test_number_formats_agree_with_the_reference(torch.float32, spec)
+
+
 def test_a_short_padded_prompt_is_one_call(masks):
     model = tiny("llama", torch.float32)
     with compress(model, "knorm", BUDGET, verify=False) as cache:
