@@ -3,7 +3,7 @@
 The bits are those of `kvlab.reference.quantization`. PyTorch computes codes in float64, as the
 reference does: an entry is quantised once or twice in its life, and a code must not depend on the
 precision in which it was computed. Triton does it in one pass, and numbers of 16 bits in float32,
-where it proves that no rounding changed a code.
+where it proves that no rounding changed a code; a second launch takes what is left, in float64.
 
 Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d·bits/8 and 4 per
 group. Outliers are sought in PyTorch: DesireKV asks for them once in many tokens.
@@ -11,6 +11,7 @@ group. Outliers are sought in PyTorch: DesireKV asks for them once in many token
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -202,6 +203,12 @@ def one_group(block: Float[Tensor, "*rows g"], over: OutlierMean) -> Float[Tenso
 # --- in Triton ------------------------------------------------------------------------------------
 
 
+DOUBT = constexpr(-1.0)
+"""In the place of a scale, which is never below 0: the codes of this group are not sure."""
+NUMBERS_IN_FLOAT64 = 1024
+"""Numbers that a program takes, of which each needs some registers."""
+
+
 @kernel
 def in_float64(x, BITS: constexpr):
     """Return codes, as float32, scales and zero points of groups ``[groups, GROUP]``.
@@ -224,7 +231,7 @@ def in_float64(x, BITS: constexpr):
 
 @kernel
 def in_float32(x, BITS: constexpr, PER: constexpr):
-    """Return what `in_float64` does, and whether all of it is sure, for numbers of 16 bits.
+    """Return what `in_float64` does, and of which groups that is sure, for numbers of 16 bits.
 
     Their differences are exact unless one is 2^12 times the other: they have 11 digits, float32 has
     24. What is ``left`` of x − zero beside ``near``, a multiple of ½, is exact, too, and moves the
@@ -249,19 +256,46 @@ def in_float32(x, BITS: constexpr, PER: constexpr):
     exact = (span + low == high) & (high - span == low) & (low >= -65504.0) & (high <= 65504.0)
     clear = tl.reshape(tl.abs(x) + tl.abs(left) * 1e30, [x.shape[0], x.shape[1] // PER, PER])
     doubt = tl.where(exact[:, None], tl.abs(offset)[:, None] / 4096.0 - tl.min(clear, axis=2), 1.0)
-    total = tl.sum(tl.ravel(x), axis=0)
-    sure = (tl.max(tl.ravel(doubt), axis=0) <= 0) & (total == total)
-    return steps, scale, zero, sure
+    total = tl.sum(x, axis=1)
+    return steps, scale, zero, (tl.max(doubt, axis=1) <= 0) & (total == total)
+
+
+@kernel
+def read_groups(vectors, first, there, GROUP: constexpr, BLOCK: constexpr, WIDTH: constexpr):
+    """Return some groups, which are held in stretches one above another: few threads share one."""
+    TURNS: constexpr = max(1, GROUP // WIDTH)
+    group = tl.arange(0, BLOCK)[:, None]
+    turn, channel = tl.arange(0, TURNS)[:, None, None], tl.arange(0, GROUP // TURNS)
+    at = vectors + first * GROUP + (turn * (GROUP // TURNS) + group * GROUP + channel)
+    x = tl.load(at, mask=there[:, None], other=0.0)
+    return tl.reshape(tl.permute(x, (1, 0, 2)), [BLOCK, GROUP])
+
+
+@kernel
+def write_groups(
+    codes, scales, zeros, first, there, steps, scale, zero, BITS: constexpr, PER: constexpr
+):
+    """Pack the codes of some groups, PER in an element of ``codes``, and write them."""
+    BLOCK: constexpr = steps.shape[0]
+    WORDS: constexpr = steps.shape[1] // PER
+    group = tl.arange(0, BLOCK)
+    code = (steps + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    code = tl.reshape(code, [BLOCK, WORDS, PER]) << (tl.arange(0, PER) * BITS)
+    packed = tl.sum(code, axis=2).to(codes.dtype.element_ty)
+    to = codes + first * WORDS + (group[:, None] * WORDS + tl.arange(0, WORDS))
+    tl.store(to, packed, mask=there[:, None])
+    tl.store(scales + first + group, scale, mask=there)
+    tl.store(zeros + first + group, zero, mask=there)
 
 
 @tuned(
     "BLOCK WIDTH",
     (
+        (2, 3, 32, 16),
         (4, 3, 32, 32),
         (1, 3, 8, 32),
         (1, 3, 16, 32),
         (1, 3, 16, 16),
-        (2, 3, 32, 16),
         (4, 3, 64, 32),
         (4, 3, 64, 16),
     ),
@@ -272,33 +306,37 @@ def quantise_groups(
     vectors, codes, scales, zeros, groups, kind,
     GROUP: constexpr, BITS: constexpr, PER: constexpr, BLOCK: constexpr, WIDTH: constexpr,
 ):  # fmt: skip
-    """Quantise groups, bit for bit as the reference does in float64.
+    """Quantise groups of 16-bit numbers in float32; those of doubt get the scale `DOUBT`.
 
-    PER codes share an element of ``codes``. A group is held in TURNS stretches one above another,
-    so that few threads share it. Grid: (blocks of groups).
+    Grid: (blocks of groups).
     """
-    WORDS: constexpr = GROUP // PER
-    TURNS: constexpr = max(1, GROUP // WIDTH)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    there = first + tl.arange(0, BLOCK) < groups
+    x = read_groups(vectors, first, there, GROUP, BLOCK, WIDTH)
+    steps, scale, zero, sure = in_float32(x, BITS, PER)
+    scale = tl.where(sure, scale, tl.full([BLOCK], DOUBT, tl.float16))
+    write_groups(codes, scales, zeros, first, there, steps, scale, zero, BITS, PER)
+
+
+@kernel
+def quantise_doubtful(
+    vectors, codes, scales, zeros, groups,
+    GROUP: constexpr, BITS: constexpr, PER: constexpr, BLOCK: constexpr, WIDTH: constexpr,
+    ALL: constexpr,
+):  # fmt: skip
+    """Quantise the groups whose scale is `DOUBT`, or ALL, bit for bit as the reference: in float64.
+
+    Grid: (blocks of groups).
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     group = tl.arange(0, BLOCK)
     there = first + group < groups
-    turn, channel = tl.arange(0, TURNS)[:, None, None], tl.arange(0, GROUP // TURNS)
-    at = vectors + first * GROUP + (turn * (GROUP // TURNS) + group[:, None] * GROUP + channel)
-    x = tl.load(at, mask=there[:, None], other=0.0)
-    x = tl.reshape(tl.permute(x, (1, 0, 2)), [BLOCK, GROUP])
-    if x.dtype.primitive_bitwidth == 16:
-        steps, scale, zero, sure = in_float32(x, BITS, PER)
-        if not sure:
-            steps, scale, zero = in_float64(x, BITS)
-    else:
+    if not ALL:
+        there &= tl.load(scales + first + group, mask=there, other=0.0) == DOUBT
+    if tl.max(there.to(tl.int32), axis=0) > 0:
+        x = read_groups(vectors, first, there, GROUP, BLOCK, WIDTH)
         steps, scale, zero = in_float64(x, BITS)
-    code = (steps + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-    code = tl.reshape(code, [BLOCK, WORDS, PER]) << (tl.arange(0, PER) * BITS)
-    packed = tl.sum(code, axis=2).to(codes.dtype.element_ty)
-    to = codes + first * WORDS + (group[:, None] * WORDS + tl.arange(0, WORDS))
-    tl.store(to, packed, mask=there[:, None])
-    tl.store(scales + first + group, scale, mask=there)
-    tl.store(zeros + first + group, zero, mask=there)
+        write_groups(codes, scales, zeros, first, there, steps, scale, zero, BITS, PER)
 
 
 WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
@@ -310,10 +348,15 @@ def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Coded:
     groups, together = x.numel() // group, min(8, group, 32 // bits)
     codes = x.new_empty((*leading, length * bits // 8), dtype=torch.uint8)
     scales, zeros = (x.new_empty((*leading, length // group), dtype=torch.float16) for _ in "xx")
+    given = x.contiguous(), codes.view(WORDS[together * bits]), scales, zeros, groups
+    sizes: dict[str, Any] = {"GROUP": group, "BITS": bits, "PER": together}
+    if groups and x.itemsize == 2:
+        quantise_groups[lambda taken: (triton.cdiv(groups, taken["BLOCK"]),)](
+            *given, kind_of_call(1, groups), **sizes
+        )
     if groups:
-        quantise_groups[lambda sizes: (triton.cdiv(groups, sizes["BLOCK"]),)](
-            x.contiguous(), codes.view(WORDS[together * bits]), scales, zeros, groups,
-            kind_of_call(1, groups),
-            GROUP=group, BITS=bits, PER=together,
-        )  # fmt: skip
+        block = max(1, NUMBERS_IN_FLOAT64 // group)
+        quantise_doubtful[(triton.cdiv(groups, block),)](
+            *given, **sizes, BLOCK=block, WIDTH=32, ALL=x.itemsize != 2
+        )
     return Coded(Groups(bits, group), (codes, scales, zeros), length)
