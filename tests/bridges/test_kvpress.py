@@ -2,8 +2,6 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Llam
 from transformers.models.llama import LlamaForCausalLM
 
 from kvlab.fast import compress
-from kvlab.fast.lab.sweep.design import make_sweep
-from kvlab.fast.lab.sweep.jobs import in_this_process
-from kvlab.fast.lab.sweep.plan import make_plan
-from kvlab.fast.models.loading import load
 from kvlab.reference import methods
 from kvlab.reference.generators import seeded
 from kvlab.reference.models import reasoner_directory
 from support.outside import methods_named
+from support.tables import cases
 
 kvpress = pytest.importorskip("kvpress", reason="needs kvpress, in an environment of its own")
 kvzap, statistics = (
@@ -226,26 +221,6 @@ def test_a_press_keeps_what_it_keeps_in_kvpress(spec, ratio, model, ids, weights
     assert heads_apart(model, ids[:1], spec, ratio) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", THE_SAME)
-def test_a_press_keeps_what_it_keeps_in_kvpress_in_90_heads(spec, weights, smollm2):
-    model, ids = smollm2
-    weights(model.config)
-    assert heads_apart(model, ids, spec, 0.5) == []
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        model, tokenizer = load("smollm2")
-    except FileNotFoundError as error:
-        pytest.skip(f"needs SmolLM2: {error}")
-    text = (Path(__file__).parents[2] / "LICENSE").read_text()
-    ids = tokenizer(text, return_tensors="pt").input_ids[:, :400]
-    assert model.config.num_hidden_layers * model.config.num_key_value_heads == 90
-    return model, ids
-
-
 @pytest.mark.parametrize("spec", DRAWING)
 def test_another_seed_is_another_draw(spec, model, ids):
     sign = "," if "@" in spec else "@"
@@ -289,13 +264,7 @@ def test_a_press_of_whole_prompts_does_not_rate_during_generation(name):
         methods.get(f"kvpress:{name}@schedule=every_block", KEPT)
 
 
-@pytest.mark.parametrize(
-    ("spec", "budget", "why"),
-    [
-        ("LagKVPress@lag_size=16", 24, "too many of them have the score of those that it protects"),
-        ("NonCausalAttnPress@chunk_size=0", 48, "chunk_size must be positive"),
-    ],
-)
+@cases(__file__, "what_a_press_cannot_rate_is_refused_by_its_name", "spec budget why")
 def test_what_a_press_cannot_rate_is_refused_by_its_name(spec, budget, why, model, ids):
     cannot = rf"kvpress:{name_of(spec)} cannot keep {budget} of 96 entries: {why}"
     with pytest.raises(ValueError, match=cannot):
@@ -330,24 +299,6 @@ def test_a_press_evicts_at_every_step_and_its_control_protects_the_same(model, i
     own, control = methods.get(spec, KEPT), methods.get(f"random:{spec}", KEPT)
     assert own.protect == control.protect != methods.get("kvpress:KnormPress", KEPT).protect
     assert own.schedule == control.schedule
-
-
-def test_a_job_of_a_press_that_draws_repeats_and_is_told_apart():
-    press, budget = "kvpress:LeverageScorePress@sketch_dimension=4", 40
-    wanted = {"methods": [press, "h2o"], "budgets": [budget], "problems": 2, "batch": 1}
-    wanted |= {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"], "measured": 2}
-    jobs = list(make_plan(make_sweep(wanted)).jobs())
-    drawing = [job for job in jobs if job.method == press]
-    assert [job.seeded for job in drawing] == [f"{press},draw_seed={seed}" for seed in (0, 1009)]
-    assert {job.library for job in drawing} == {f"kvpress {version('kvpress')}"}
-    assert {job.library for job in jobs if job.method == "h2o"} == {""}
-    found: Any = map(in_this_process, (jobs, drawing[::-1]))
-    first, again = (
-        {job.id: [{**vars(row), "seconds_per_token": None} for row in rows] for job, rows in done}
-        for done in found
-    )
-    assert again == {job.id: first[job.id] for job in drawing}
-    assert all(row["kl"] > 0 for rows in again.values() for row in rows)
 
 
 OWN = """

@@ -113,22 +113,6 @@ def test_pages_can_be_opened_as_files(reader):
     assert not [each for each in found.problems if not each.endswith("/search/search_index.js")]
 
 
-def test_search_finds_caote_and_not_what_is_not_there(reader):
-    found = reader(viewport=DESK)
-    page = found.open("index.html")
-    page.get_by_role("textbox", name="Search").fill("CAOTE")
-    results = page.locator(".md-search-result__link")
-    results.first.wait_for()
-    assert "methods/caote.html" in (results.first.get_attribute("href") or "")
-    assert not found.problems
-    page.get_by_role("textbox", name="Search").fill("qwxzzy")
-    page.keyboard.press("k")  # the theme looks again when a key is released
-    meta = page.locator(".md-search-result__meta")
-    page.wait_for_function(
-        "meta => meta.textContent.includes('No matching')", arg=meta.element_handle()
-    )
-
-
 def test_formulas_are_drawn(visits, reader):
     """A browser that knows MathML gives fractions a bar: the numerator stands above."""
     pages = {name: desk for name, (desk, _) in visits[0].items()}

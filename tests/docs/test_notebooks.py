@@ -57,17 +57,6 @@ def test_a_notebook_has_the_cells_of_its_script_with_outputs(source):
 @pytest.mark.slow
 @pytest.mark.turns
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_nbconvert_runs_a_notebook_where_it_lies(source, tmp_path):
-    run = ("-m", "nbconvert", "--to", "notebook", "--execute")
-    name = source.with_suffix(".ipynb").name
-    done = python(*run, "--output-dir", tmp_path, name, cwd=source.parent)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / name).is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.turns
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
     blocked = run_notebooks.WITHOUT.format(
         modules=("torch", "triton", "transformers", "IPython", "jupytext")

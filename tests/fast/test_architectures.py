@@ -3,13 +3,11 @@
 import copy
 import re
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText, DynamicCache
-from transformers.generation.streamers import BaseStreamer
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import agreement
@@ -27,6 +25,7 @@ from support.architectures import (
     text_model,
 )
 from support.models import prompts, tiny
+from support.tables import cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 SHARED = {**ALTERNATING, "num_kv_shared_layers": 2}
@@ -49,27 +48,6 @@ def test_text_of_gemma3_with_token_types_keeps_its_window(block_size):
     with compress(model, "full", block_size=block_size) as cache, torch.no_grad():
         found = model(input_ids=ids, token_type_ids=types, past_key_values=cache).logits
     close(found, expected)
-
-
-def test_sinks_of_layers_that_are_left_alone_take_attention():
-    model = text_model(
-        "mimo_v2_flash",
-        "MiMoV2FlashConfig",
-        **ALTERNATING,
-        **{"v_head_dim": 16, "n_routed_experts": 4, "moe_intermediate_size": 32, **SMALL_EXPERTS},
-    )
-    sinks = [layer.self_attn.sinks for layer in model.model.layers]
-    assert [one is None for one in sinks] == [False, True] * 2
-    with torch.no_grad():
-        for one in sinks[::2]:
-            one.fill_(2.0)
-    inputs = prompts([21, 13])
-    positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    expected = eager(model, **inputs, position_ids=positions)
-    with compress(model, "full") as cache:
-        found = model(**inputs, past_key_values=cache).logits
-    real = inputs["attention_mask"].bool()
-    close(found[real], expected[real])
 
 
 def test_a_model_remembers_its_own_image_after_compress():
@@ -115,41 +93,6 @@ def test_an_image_has_the_positions_that_the_model_gives_it():
         model(input_ids=ids, **image, past_key_values=cache)
 
 
-def test_texts_with_images_of_two_sizes_go_on_apart():
-    """The model remembers the offset of one image's positions alone: each text has its own, also
-    after a streamer stopped `generate`."""
-    model, step = qwen_with_vision(), torch.tensor([[7, 8]])
-
-    def read(size, cache, call=model):
-        ids = prompts([20])["input_ids"] % 80 + 3
-        tokens = [92, *[90] * (size // 2) ** 2]
-        ids[0, 4 : 4 + len(tokens)] = torch.tensor(tokens)
-        pixels = torch.randn(size**2, 96, generator=torch.Generator().manual_seed(0))
-        grid, types = torch.tensor([[1, size, size]]), (ids == 90).int()
-        image = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": types}
-        call(input_ids=ids, **image, past_key_values=cache)
-
-    class Stopping(BaseStreamer):
-        def put(self, value):
-            if value.numel() == 1:
-                raise KeyboardInterrupt
-
-    def continued(*others):
-        with compress(model, "full") as cache, torch.no_grad():
-            copies = [cache.copy() for _ in others]
-            read(4, cache)
-            for size, copy_ in zip(others, copies, strict=True):
-                read(size, copy_)
-            return model(step, past_key_values=cache).logits
-
-    alone = continued()
-    close(continued(2), alone)
-    with compress(model, "full") as cache, torch.no_grad():
-        with pytest.raises(KeyboardInterrupt):
-            read(4, cache, partial(model.generate, streamer=Stopping(), max_new_tokens=4))
-        close(model(step, past_key_values=cache).logits, alone)
-
-
 @pytest.mark.parametrize(
     ("change", "rows"),
     [
@@ -181,18 +124,6 @@ def test_the_offset_of_an_image_moves_with_its_row(change, rows):
         change(cache)
         found = model(step.expand(len(rows), -1), past_key_values=cache).logits
     close(found, torch.stack([expected[row] for row in rows]))
-
-
-def test_positions_of_a_text_begin_where_the_model_lets_them_begin():
-    """RoBERTa's count on from its padding token, if a call gives none."""
-    model = text_model("roberta", "RobertaConfig", is_decoder=True, pad_token_id=1)
-    ids = prompts([12])["input_ids"]
-    expected = eager(model, input_ids=ids)
-    from_zero = eager(model, input_ids=ids, position_ids=torch.arange(12)[None])
-    assert (from_zero - expected).abs().max() > 0.1
-    with compress(model, "full") as cache, torch.no_grad():
-        parts = [model(part, past_key_values=cache).logits for part in ids.split((10, 1, 1), 1)]
-    close(torch.cat(parts, dim=1), expected)
 
 
 def length_matters(kind: str):
@@ -527,17 +458,7 @@ def test_the_page_has_no_architecture_that_is_wrong_and_few_that_are_not_built()
     assert all(len(row.split(" | ")[-1]) > 20 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "name", "verdict", "why"),
-    [
-        ("llama", "LlamaForCausalLM", "same", r"\de-\d\d$"),
-        ("llava", "LlavaForConditionalGeneration", "same", "same with an image"),
-        ("diffllama", "DiffLlamaForCausalLM", "refused", "attends twice"),
-        ("blt", "BltForCausalLM", "refused", "no num_hidden_layers.*without compress"),
-        ("diffusion_gemma", "DiffusionGemmaForBlockDiffusion", "refused", "logits of shape"),
-        ("blip-2", "Blip2ForConditionalGeneration", "not built", "pixel_values"),
-    ],
-)
+@cases(__file__, "the_sweep_tells_same_from_refused", "architecture name verdict why")
 def test_the_sweep_tells_same_from_refused(architecture, name, verdict, why):
     result = architectures.compare(architecture, name)
     assert result.verdict == verdict and re.search(why, result.why)

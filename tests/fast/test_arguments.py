@@ -29,6 +29,7 @@ from support.architectures import (
 )
 from support.models import prompts
 from support.sampling import sampled
+from support.tables import cases
 from support.tolerances import FLOAT32_LOGITS
 
 LENGTH, BLOCK = 6, 4
@@ -211,18 +212,7 @@ def test_outputs_of_every_token_are_asked_for_by_argument_or_configuration(flag)
 
 
 @pytest.mark.parametrize("kept", ["argument", "generation_config", "the model's own"])
-@pytest.mark.parametrize(
-    ("flag", "value", "message"),
-    [
-        ("use_cache", False, "use_cache = False"),
-        ("output_attentions", True, "output_attentions = True"),
-        ("output_hidden_states", True, "output_hidden_states = True"),
-        ("guidance_scale", 1.5, "guidance_scale = 1.5 makes generate"),
-        ("prompt_lookup_num_tokens", 2, "assisted decoding"),
-        ("cache_implementation", "static", "'static' .* cache_implementation=None"),
-        ("prefill_chunk_size", 3, "size = 3 .*block_size=.* instead of prefill_chunk_size"),
-    ],
-)
+@cases(__file__, "generate_takes_a_flag_alike_from_everywhere", "flag value message")
 def test_generate_takes_a_flag_alike_from_everywhere(flag, value, message, kept):
     model, options = copy.deepcopy(made("Llama")), {"return_dict_in_generate": True}
     if kept == "argument":

@@ -1,8 +1,8 @@
 """Options together, pairwise: each combination is right by a definition written here, or refused.
 
 The definition takes each entry's score from the method without common options, and says itself
-which scores are joined, what is protected, how many entries are kept and which, and what is
-attended. The reference decides as it does, and PyTorch as the reference.
+which scores are joined, what is protected, how many entries are kept and which. The reference
+decides as it does, and PyTorch decides and attends as the reference.
 """
 
 import re
@@ -157,7 +157,7 @@ def written(base: str, case: dict[str, Any]) -> str:
 
 
 class Definition:
-    """What a method with options keeps and attends, from its scores alone."""
+    """What a method with options keeps, from its scores alone."""
 
     def __init__(self, base: str, case: dict[str, Any]) -> None:
         own = {name: case[name] for name in own_options(base)}
@@ -175,8 +175,6 @@ class Definition:
             inner = self.protect
             self.protect = inner.inner if isinstance(inner, WholePages) else inner.protect
         self.schedule, self.budget = plain.schedule, plain.budget
-        self.evict_first = case.get("evict_before_attend") == "true"
-        self.repositions = case.get("reposition") == "true"
 
     def protected(self, seen) -> np.ndarray:
         positions, n = seen.positions, seen.positions.shape[1]
@@ -254,27 +252,6 @@ class Definition:
             for scores, (candidates, room) in zip(rated, sets, strict=True)
         ]
 
-    def output(self, block, before, seen, keep, rotate) -> np.ndarray:
-        """Attend a block from the vectors that were in the cache before, and its own."""
-        keys = np.concatenate([before.keys.vectors, block.keys], axis=1)
-        values = np.concatenate([before.values.vectors, block.values], axis=1)
-        positions, own, queries = seen.positions, block.clock.positions, block.queries
-        n, m = positions.shape[1], len(own)
-        if self.repositions:
-            keys = rotate(keys, np.arange(n) - positions)
-            queries = rotate(queries, np.arange(n - m, n) - own)
-        logits = np.einsum("grmd,gnd->grmn", queries, keys) / np.sqrt(keys.shape[-1])
-        mask = positions[:, None, None, :] <= own[None, None, :, None]
-        if self.evict_first and keep is not None:
-            kept = np.zeros(positions.shape, dtype=bool)
-            for head, stays in enumerate(keep):
-                kept[head, stays] = True
-            itself = positions[:, None, None, :] == own[None, None, :, None]
-            mask &= kept[:, None, None, :] | itself
-        weights = np.where(mask, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0.0)
-        weights /= weights.sum(axis=-1, keepdims=True)
-        return np.einsum("grmn,gnd->grmd", weights, values)
-
 
 def best(scores: np.ndarray, candidates: np.ndarray, room: int) -> list[int]:
     """Return the protected entries and the ``room`` best candidates, of equal ones the later."""
@@ -326,10 +303,6 @@ def run_reference(policy, definition: Definition, blocks, row: int) -> list[list
                     assert np.array_equal(result.cache.positions, left)
             if isinstance(policy.precision, OnArrival):
                 assert (result.cache.keys.bits < 16).all() and (result.cache.values.bits < 16).all()
-            expected = definition.output(
-                given[layer], caches[layer], result.seen, keep, given[layer].rotate
-            )
-            np.testing.assert_allclose(result.output, expected, rtol=0, atol=FLOAT64)
         caches = [result.cache for result in results]
         stream.append(results)
     return stream

@@ -1,6 +1,7 @@
 """A row is what it is alone: whatever stands beside it, and however its batch is padded or cut."""
 
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
 import torch
@@ -138,12 +139,16 @@ def test_a_row_is_what_it_is_alone(spec, layers, calls, block_size, number):
     check_company(model_with_layers(layers), spec, calls, block_size, number)
 
 
-@pytest.mark.parametrize("block_size", [None, 4])
-@pytest.mark.parametrize("side", ["before", "behind", "both"])
+SIDES = {"before": (3, 0), "behind": (0, 3), "both": (2, 5)}
+
+
+@pytest.mark.parametrize(
+    ("side", "block_size"), sampled(product(SIDES, (None, 4)), [("both", None), ("behind", 4)])
+)
 def test_generate_continues_each_text_as_alone_wherever_it_is_padded(side, block_size):
-    model, sides = tiny("gemma3"), {"before": (3, 0), "behind": (0, 3), "both": (2, 5)}
+    model = tiny("gemma3")
     rows = [Row([torch.arange(5 + number, 5 + number + n)]) for number, n in enumerate((21, 9, 14))]
-    ids, mask = laid_out(rows, [sides[side], (0, 0), sides[side]])
+    ids, mask = laid_out(rows, [SIDES[side], (0, 0), SIDES[side]])
 
     def wrote(**inputs):
         with compress(model, "h2o", 12, block_size=block_size) as cache:

@@ -80,10 +80,9 @@ PROTECTING = (
 """What is evicted depends on what is protected or has a floor."""
 QUICK = [
     *((spec, *SHORT[number % len(SHORT)]) for number, spec in enumerate(ONE_EACH)),
-    *((spec, *LONG[number % len(LONG)]) for number, spec in enumerate(SPECS[::30])),
     *((spec, "gqa", "float64", "short", "padded") for spec in PROTECTING),
 ]
-"""Every method on a short stream, some on a long one."""
+"""Every method on a short stream."""
 MATRIX = {
     *product(HEADS, ("float32", "bfloat16"), ("decode", "blocks", "both"), BATCHES),
     *SHORT,

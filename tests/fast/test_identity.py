@@ -78,19 +78,6 @@ def test_an_offloaded_model_is_the_same_model(how, tmp_path):
     torch.testing.assert_close(loaded(there, tmp_path / "there"), expected)
 
 
-def test_after_a_refused_file_an_offloaded_model_goes_on(tmp_path):
-    model, other = model_of(), model_of()
-    other.model.layers[1].self_attn.v_proj.weight.data[0, 0] += 1
-    saved(other, tmp_path / "other")
-    expected = saved(model, tmp_path / "own")
-    accelerate.cpu_offload(model, "cpu")
-    with compress(model, "h2o", 10) as cache:
-        model(TEXT, past_key_values=cache)
-        with pytest.raises(ValueError, match="another model: weights is"):
-            cache.load(tmp_path / "other")
-        torch.testing.assert_close(logits_of(model, cache), expected)
-
-
 def test_weights_without_numbers_need_a_name(tmp_path):
     model = model_of()
     with compress(model, "h2o", 10) as cache:

@@ -18,9 +18,9 @@ from kvlab.fast.engine.observation import LayerView, reposition
 from kvlab.fast.huggingface import agreement, repositioning
 from support.architectures import close, eager, model_of, qwen_with_vision
 from support.models import prompts, tiny
+from support.tables import cases
 
 METHOD, BUDGET = "streaming_llm@sinks=2,reposition=true", 8
-FULL = {"sliding_window": 64, "layer_types": ["full_attention"]}
 
 
 @torch.no_grad()
@@ -35,25 +35,10 @@ def after_an_eviction(model, method: str):
     return found, eager(model, input_ids=torch.cat([text[:, kept], new], dim=1))[:, -1]
 
 
-@pytest.mark.parametrize(
-    ("module", "config", "options", "rotates"),
-    [
-        ("llama", "LlamaConfig", {}, True),
-        ("smollm3", "SmolLM3Config", {"no_rope_layers": [1]}, True),
-        ("smollm3", "SmolLM3Config", {"no_rope_layers": [0]}, False),
-        ("exaone4", "Exaone4Config", {**FULL, "sliding_window_pattern": 1}, False),
-        ("cohere2", "Cohere2Config", FULL, False),
-        ("gemma3", "Gemma3TextConfig", FULL, True),
-        ("cohere", "CohereConfig", {}, True),
-        ("gpt_neox", "GPTNeoXConfig", {"partial_rotary_factor": 0.5}, True),
-        ("glm", "GlmConfig", {"partial_rotary_factor": 0.5}, True),
-        (
-            "llama4",
-            "Llama4TextConfig",
-            {"no_rope_layers": [0], "attn_temperature_tuning": False, "moe_layers": []},
-            False,
-        ),
-    ],
+@cases(
+    __file__,
+    "a_layer_reads_kept_tokens_as_if_they_were_the_text",
+    "module config options rotates",
 )
 def test_a_layer_reads_kept_tokens_as_if_they_were_the_text(module, config, options, rotates):
     model = model_of(module, config, **options)
@@ -62,22 +47,7 @@ def test_a_layer_reads_kept_tokens_as_if_they_were_the_text(module, config, opti
     assert ((found - expected).abs().max() > 0.01 * expected.std()) == rotates
 
 
-@pytest.mark.parametrize(
-    ("module", "config", "options", "why"),
-    [
-        ("hunyuan_v1_dense", "HunYuanDenseV1Config", {}, "layer 0 does at position 1 is no rot"),
-        ("llama4", "Llama4TextConfig", {"no_rope_layers": [0]}, "at position 1048576.*keys by 0 "),
-        ("ministral3", "Ministral3Config", {}, "at position 1048576 .*keys by 0 "),
-        ("nanochat", "NanoChatConfig", {}, "at position 1 is no rotation"),
-        ("gpt2", "GPT2Config", {}, "layer 0 does at position 1 is no rotation"),
-        (
-            "llama",
-            "LlamaConfig",
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            "other frequencies beyond 512 tokens",
-        ),
-    ],
-)
+@cases(__file__, "a_layer_that_does_something_else_is_refused", "module config options why")
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_layer_that_does_something_else_is_refused(module, config, options, why, verify):
     model = model_of(module, config, **options)

@@ -2,7 +2,6 @@
 
 import json
 from copy import deepcopy
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from safetensors.torch import save_file
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import saving
-from kvlab.reference.processes import process_pool
 from support.cases import CODED, GRANULAR, KINDS, ONE_EACH, budget_of
 from support.growing_text import Text, used
 from support.models import prompts, tiny, written
 from support.sampling import sampled
+from support.tables import cases
 
 BUDGET = 16
 CASES = (*ONE_EACH, *CODED, GRANULAR[0], "h2o@every=9,recent=4")
@@ -70,29 +69,6 @@ def test_who_loads_says_whether_confidence_is_recorded(records, tmp_path):
         assert confidence[:, text.ids.shape[1] :].isfinite().any() == records
 
 
-def continued(file: Path, inputs):
-    model = tiny("qwen2", torch.float32)
-    with compress(model, "rkv@every=6,window=3", budget="60%") as cache:
-        cache.load(file)
-        return written(model, cache, inputs, 9)[0].tolist(), cache.kept()[0]
-
-
-@pytest.mark.slow
-def test_another_process_goes_on(tmp_path):
-    model, file = tiny("qwen2", torch.float32), tmp_path / "context"
-    cache = compress(model, "rkv@every=6,window=3", budget="60%")
-    text = used(model, cache, (("call", 21),), (0, 8))
-    cache.save(file)
-    inputs = {"input_ids": torch.cat([text.ids, text.ids[:, :4]], dim=1)}
-    inputs["attention_mask"] = torch.cat([text.mask, torch.ones_like(text.mask[:, :4])], dim=1)
-    tokens, _ = written(model, cache, inputs, 9)
-    with process_pool(1, mp_context=get_context("spawn")) as submit:
-        assert submit(continued, file, inputs).result() == (tokens.tolist(), cache.kept()[0])
-    assert max(cache.kept()[0]) <= 13 + 5
-    cache.close()
-    assert "generate" not in model.__dict__
-
-
 @pytest.mark.parametrize(
     ("spec", "budget"), [("caote:h2o", "75%"), ("kivi@group=4,residual=8", None), ("full", None)]
 )
@@ -137,26 +113,15 @@ def other_weights():
     return model
 
 
-@pytest.mark.parametrize(
-    ("family", "spec", "budget", "change", "message"),
-    [
-        ("qwen2", "h2o", BUDGET, None, "another model: class is LlamaForCausalLM in the file"),
-        (other_weights, "h2o", BUDGET, None, "another model: weights is"),
-        ("llama", "tova", BUDGET, None, "is of h2o, and this cache was made for tova"),
-        ("llama", "h2o", 18, None, "h2o: .*budget=16.* in the file, .*budget=18"),
-        ("llama", "h2o", "60%", None, "budget=16.* in the file, .*budget=13"),
-        ("llama", "h2o", BUDGET, lambda a, t: a.update(version="9.9"), "kvlab 9.9 saved it"),
-        ("llama", "h2o", BUDGET, lambda a, t: a.pop("layers"), "no compressed context"),
-        ("llama", "h2o", BUDGET, lambda a, t: t.popitem(), "no compressed context"),
-        ("llama", "h2o", BUDGET, lambda a, t: a["layers"].pop(), "cannot be loaded"),
-        ("llama", "h2o", BUDGET, lambda a, t: a.update(clock={"object": 1}), "no compressed"),
-    ],
-)
+@cases(__file__, "a_file_of_something_else_is_refused_by_name", "family spec budget change message")
 def test_a_file_of_something_else_is_refused_by_name(
     family, spec, budget, change, message, saved, tmp_path
 ):
-    file = saved if change is None else changed(saved, tmp_path / "changed", change)
-    model = tiny(family) if isinstance(family, str) else family()
+    """A change is an expression of the file's metadata ``a`` and tensors ``t``."""
+    file = saved
+    if change:
+        file = changed(saved, tmp_path / "changed", lambda a, t: eval(change, {"a": a, "t": t}))
+    model = other_weights() if family == "llama, other weights" else tiny(family)
     with compress(model, spec, budget) as cache:
         used(model, cache, (("call", 13),), (0,))
         before = cache.positions()

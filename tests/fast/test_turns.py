@@ -14,17 +14,11 @@ from support.growing_text import Text, used
 from support.models import GREEDY, prompts, tiny
 from support.replay import Comparison, Tolerance
 from support.sampling import diagonal, sampled
+from support.tables import listed
 from support.tolerances import FLOAT64
 
 BUDGET = 12
-USES = {
-    "asked with the whole text": (("call", 14), ("whole", 5, 8)),
-    "asked with new text": (("call", 14), ("new", 5, 8), ("new", 1, 3)),
-    "a prompt in pieces": (("call", 13), ("call", 1), ("call", 6), ("call", 4), ("whole", 3, 8)),
-    "turns": (("whole", 14, 6), ("whole", 4, 4), ("new", 5, 3)),
-    "a turn of one token": (("whole", 14, 1), ("whole", 5, 1), ("new", 4, 8)),
-    "tokens after an answer": (("whole", 14, 6), ("call", 1), ("call", 1), ("call", 1)),
-}
+USES = listed(__file__, "uses")
 """Steps: the model is called with new tokens, or `generate` with all or with new ones, and writes.
 
 The numbers are how many tokens are new, and how many are written.

@@ -51,11 +51,6 @@ main()
     assert "AK-1" in python(BLOCK_TORCH + walk)
 
 
-def test_the_reference_never_names_torch_or_fast():
-    for path in (ROOT / "reference").rglob("*.py"):
-        assert not re.search(r"^\s*(import|from) (torch|kvlab\.fast)", path.read_text(), re.M), path
-
-
 def test_constraints_pin_what_set_up_installs():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()

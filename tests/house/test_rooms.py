@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from support.site import ROOT, module
+from support.tables import cases
 
 packages, picture = module("packages"), module("package_picture")
 SCRIPTS = [
@@ -88,28 +89,12 @@ def test_pages_and_notebooks_do_not_import_the_command_line():
 # --- sizes ---------------------------------------------------------------------------------------
 
 MODULES = [path for folder in packages.PACKAGES.values() for path in folder.rglob("*.py")]
-MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
-KERNEL = ("kernel", "common.kernel", "partial(common.kernel,")
-"""How a decorator begins that makes a kernel."""
+MOST_LINES = 500
 
 
 def test_no_module_but_proofs_is_too_long():
     outside = [path for path in MODULES if path.parent.name != "proofs"]
     assert not [path for path in outside if len(path.read_text().splitlines()) > MOST_LINES]
-
-
-def test_no_function_but_kernels_is_too_long():
-    """A command's signature is its list of options, and counts as none of its lines."""
-    found = [
-        (path, node.name)
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef)
-        and not any(ast.unparse(each).startswith(KERNEL) for each in node.decorator_list)
-        for first in [node.body[0] if path.parent.name == "commands" else node]
-        if (node.end_lineno or 0) - first.lineno >= MOST_LINES_OF_A_FUNCTION
-    ]
-    assert not found
 
 
 # --- what the tests would notice -----------------------------------------------------------------
@@ -129,16 +114,7 @@ def made(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("importer", "target"),
-    [
-        ("reference__policy", "reference__methods__h2o"),
-        ("reference__methods__h2o", "reference__simulator__cost"),
-        ("reference__policy", "fast__policy"),
-        ("fast__lab__compare", "fast__lab__commands__options"),
-        ("fast__lab__commands__view", "fast__lab__cli"),
-    ],
-)
+@cases(__file__, "a_misplaced_import_is_noticed", "importer target")
 def test_a_misplaced_import_is_noticed(made, importer, target):
     name = f"kvlab.{target.replace('__', '.')}"
     package, _, last = name.rpartition(".")

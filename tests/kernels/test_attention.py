@@ -73,19 +73,6 @@ def test_parts_of_any_number_some_empty(parts, monkeypatch):
     agrees(vectors(N=1, n=90))
 
 
-def test_parts_are_as_many_as_leave_no_processor_idle():
-    """Of 132, as an H100 and an H200 have."""
-    assert [common.most_even(heads, 132) for heads in (8, 24, 96, 256, 500)] == [33, 11, 4, 1, 1]
-    few = [common.split(n, 64, 8, torch.device("cpu")) for n in (1, 64, 65, 300, 2048, 2049)]
-    assert few == [1, 1, 2, 8, 32, 33]
-    assert [common.most_even(8, 132, waves, 16 * waves) for waves in (4, 8, 16)] == [64, 128, 256]
-
-
-def test_a_configuration_is_chosen_for_about_as_many_heads_and_entries():
-    kinds = [common.kind_of_call(heads, n) for heads in (8, 480) for n in (9, 1024, 4097, 65536)]
-    assert len(set(kinds)) == 6 and not any(kind % 16 for kind in kinds)
-
-
 def test_empty_slots_get_nothing():
     positions = torch.arange(150, dtype=torch.int32, device=DEVICE).repeat(3, 2, 1)
     positions[0, :, :140] = -1
@@ -201,33 +188,3 @@ def test_padding_and_empty_slots(lengths, softcap):
     lse, received = block_agrees(queries, keys, values, rows, positions, softcap)
     assert (received[1, :, : n // 3] == 0).all()
     assert m == 1 or (lse[1, :, :, 0] == -torch.inf).all()
-
-
-def test_entries_in_any_order():
-    *given, positions = block(70, N=1, n=130)
-    order = torch.randperm(130, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    block_agrees(*given, positions[:, :, order].contiguous())
-
-
-def test_log_sums_that_are_given_are_used():
-    queries, keys, values, *places = block()
-    _, lse = attend_block(queries, keys, values, *places)
-    whole = received_attention(queries, keys, *places, lse=lse)
-    less = received_attention(queries, keys, *places, lse=lse + 1.0)
-    torch.testing.assert_close(less, whole / np.e, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
-
-
-# --- both ----------------------------------------------------------------------------------------
-
-
-def test_counters_need_one_number_per_entry_and_gains_other_log_sums():
-    counters = torch.zeros((2, 2, 70), dtype=torch.int32, device=DEVICE)
-    with pytest.raises(ValueError, match="counters need reduce"):
-        decode_attention(*vectors(), counters=RecurrenceCounters(counters, counters, 0.1))
-    apart = RecurrenceCounters(*[counters.repeat(1, 2, 1)[:, :2]] * 2, 0.1)
-    with pytest.raises(ValueError, match="heads must lie equally far apart"):
-        decode_attention(*vectors(), reduce="sum", counters=apart)
-    queries, keys, _, *places = block()
-    lse, gains = torch.zeros((2, 2, 2, 40)), torch.ones((2, 40))
-    with pytest.raises(ValueError, match="without gains"):
-        received_attention(queries, keys, *places, gains.to(DEVICE), None, lse.to(DEVICE))

@@ -10,6 +10,7 @@ from kvlab.fast.kernels import mixed_precision, prefill
 from kvlab.fast.kernels.vector_tables import VectorTable
 from support.kernel_inputs import DEVICE, drawn, vectors
 from support.planted import changed
+from support.tables import cases
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="needs Triton's interpreter")
 
@@ -26,21 +27,12 @@ def received(module, n=37):
     module.received_attention(queries, keys, places[:, 0, -5:], places)
 
 
-@pytest.mark.parametrize(
-    ("real", "run", "right", "wrong"),
-    [
-        (mixed_precision, tables, "line, mask=line < rows", "line, mask=line <= rows"),
-        (
-            mixed_precision,
-            tables,
-            "rows + line, mask=line < rows",
-            "rows + line - 1, mask=line < rows",
-        ),
-        (prefill, received, "there = entry < n", "there = entry <= n"),
-        (prefill, received, "sums + head * n + entry, total", "sums + n + entry, total"),
-    ],
-)
-def test_one_number_beside_an_array_is_an_error(real, run, right, wrong, tmp_path):
+RUN = {"mixed_precision": (mixed_precision, tables), "prefill": (prefill, received)}
+
+
+@cases(__file__, "one_number_beside_an_array_is_an_error", "kernel right wrong")
+def test_one_number_beside_an_array_is_an_error(kernel, right, wrong, tmp_path):
+    real, run = RUN[kernel]
     run(real)
     file = tmp_path / "changed.py"
     file.write_text(changed(Path(real.__file__), [(right, wrong)]))

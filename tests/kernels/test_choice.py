@@ -6,8 +6,7 @@ import torch
 from kvlab.fast.kernels.choice import KERNELS, VARIABLE, kernels_for, uses_triton
 from support.kernel_inputs import DEVICE
 from support.running import python
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+from support.tables import cases
 
 
 def test_float64_takes_pytorch():
@@ -15,27 +14,14 @@ def test_float64_takes_pytorch():
     assert not uses_triton(torch.zeros(1, dtype=torch.float64, device=DEVICE))
 
 
-@pytest.mark.parametrize(
-    ("asked", "device", "chosen"),
-    [
-        ("", CPU, "torch"),
-        ("", CUDA, "triton"),
-        ("torch", CPU, "torch"),
-        ("torch", CUDA, "torch"),
-        ("triton", CUDA, "triton"),
-        ("interpret", CPU, "interpret"),
-        ("cuda", CPU, "KVLAB_KERNELS = 'cuda' must be one of torch, triton, interpret"),
-        ("triton", CPU, "needs CUDA tensors, not cpu"),
-        ("interpret", CUDA, "needs CPU tensors, not cuda"),
-    ],
-)
+@cases(__file__, "the_environment_chooses_and_by_default_the_device", "asked device chosen")
 def test_the_environment_chooses_and_by_default_the_device(monkeypatch, asked, device, chosen):
     monkeypatch.setenv(VARIABLE, asked)
     if chosen in KERNELS:
-        assert kernels_for(device) == chosen
+        assert kernels_for(torch.device(device)) == chosen
     else:
         with pytest.raises(ValueError, match=chosen):
-            kernels_for(device)
+            kernels_for(torch.device(device))
 
 
 WITHOUT_TRITON = """

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from kvlab.fast.kernels import keep, move
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.reference.selection import keep_set
 from support.kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
-from support.sampling import diagonal, examples
+from support.sampling import diagonal
 
 
 def ascending_positions(N, G, n, seed=0):
@@ -37,45 +36,6 @@ def test_lengths(n, monkeypatch):
     found = keep_slots(scores, None, ascending_positions(2, 2, n), kept, ordered=True)
     nobody = np.zeros((2, 2, n), dtype=bool)
     np.testing.assert_array_equal(as_numpy(found), expected(as_numpy(scores), nobody, kept))
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(st.data())
-def test_any_scores_marks_and_counts(data):
-    n = data.draw(st.integers(1, 24))
-    some = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e30, -1e30, 1e-40, np.inf, -np.inf, 0.5])
-    heads = data.draw(st.sampled_from([1, 2]))
-    scores = np.array(data.draw(st.lists(some, min_size=heads * n, max_size=heads * n)))
-    scores = scores.reshape(1, heads, n)
-    count_protected = data.draw(st.integers(0, n))
-    kept = data.draw(st.integers(max(1, count_protected), n))
-    protected = np.zeros((1, 2, n), dtype=bool)
-    for head in range(2):
-        protected[0, head, data.draw(st.permutations(range(n)))[:count_protected]] = True
-    found = keep_slots(
-        torch.tensor(scores, dtype=torch.float32, device=DEVICE),
-        torch.tensor(protected, device=DEVICE),
-        ascending_positions(1, 2, n),
-        [kept],
-        ordered=True,
-    )
-    (wanted,) = expected(scores.astype(np.float32), protected, [kept])
-    np.testing.assert_array_equal(found[0].cpu().numpy(), wanted)
-
-
-def test_sequences_of_different_lengths():
-    scores, positions = drawn((3, 2, 40)), ascending_positions(3, 2, 40)
-    empty = torch.tensor([0, 15, 25], device=DEVICE)
-    slots = torch.arange(40, device=DEVICE)
-    positions[(slots < empty[:, None])[:, None].expand(-1, 2, -1)] = -1
-    protected = (slots >= 38).expand(3, 2, 40).contiguous()
-    kept = [20, 10, 12]
-    found = keep_slots(scores, protected, positions, kept, ordered=True)
-    with in_torch():
-        wanted = keep_slots(scores, protected, positions, kept, ordered=True)
-    for ours, theirs, count in zip(found, wanted, kept, strict=True):
-        assert (ours[:, 20 - count :] == theirs[:, 20 - count :]).all()
-    assert ((found >= 0) & (found < 40)).all()
 
 
 def test_the_later_stay_of_more_protected_entries_than_fit():

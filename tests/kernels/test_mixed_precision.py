@@ -75,17 +75,6 @@ def test_attention_to_mixed_precision(n, dtype, kind):
     agrees(queries, stored_keys, stored_values, n, softcap)
 
 
-def test_slots_in_no_table_are_empty():
-    queries, vectors = drawn((1, 1, 2, 1, D)), drawn((1, 1, 10, D))
-    slots = torch.tensor([[[0, 4, -1, 7, -1, 9, 2, -1, -1, -1]]], device=DEVICE)
-    stored = [VectorTable(slots, vectors)]
-    _, weights = attend_to_tables(queries, stored, stored, 12)
-    taken = torch.zeros(12, dtype=torch.bool, device=DEVICE)
-    taken[[0, 2, 4, 7, 9]] = True
-    assert (weights[0, 0, :, 0][:, ~taken] == 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 2, 1, device=DEVICE))
-
-
 @pytest.mark.parametrize(("size", "bits"), diagonal(((64, 32), (72, 8)), (2, 4, 8)))
 def test_attention_to_keys_quantised_by_channel(size, bits):
     n, group = size
@@ -128,13 +117,6 @@ REDUCTIONS = ("sum", "mean", "max", "skip")
 )
 def test_groups_and_reductions(rho, reduce):
     agrees(*example(70, 32, rho, 4, 16), 70, None, reduce)
-
-
-@pytest.mark.parametrize(("bits", "group", "d"), [(3, 32, 64), (4, 24, 48), (2, 8, 8), (4, 2, 128)])
-def test_formats_that_the_kernel_leaves_to_pytorch(bits, group, d):
-    queries, keys, values = example(7, d, 2, bits, group)
-    assert not suits_triton(keys, values, 4)
-    agrees(queries, keys, values, 7)
 
 
 def test_what_lies_behind_the_rows_of_a_head_is_not_read():

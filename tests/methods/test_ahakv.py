@@ -5,6 +5,7 @@ from kvlab.reference import methods
 from kvlab.reference.attention import logits
 from kvlab.reference.methods.ahakv import AhaKV, SharpenedRecentAttention, spread
 from support.build import looking, observation, paying, run
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 
@@ -16,28 +17,7 @@ def gain(i: int, k: int, **options) -> float:
     return float(factors.ravel()[0])
 
 
-@pytest.mark.parametrize(
-    ("i", "k", "options", "expected"),
-    [
-        (721, 720, {}, 0.0527),
-        (1000, 720, {}, 0.8106),
-        (1187, 720, {}, 0.9999),
-        (3600, 720, {}, 1.7941),
-        (4096, 1000, {}, 1.6793),
-        (32768, 1000, {}, 2.6418),
-        # no more than k compete, a floor, no gain
-        (720, 720, {}, 1.0),
-        (5, 720, {}, 1.0),
-        (721, 720, {"gain_floor": 1.0}, 1.0),
-        (4096, 16, {"gain": "none"}, 1.0),
-        # half and twice λ: half and twice the gain
-        (4096, 1000, {"gain_factor": 0.5}, 0.8396),
-        (4096, 1000, {"gain_factor": 2.0}, 3.3586),
-        # the floor is one of λ times its factor
-        (4096, 1000, {"gain_factor": 0.5, "gain_floor": 1.0}, 1.0),
-        (4096, 1000, {"gain_factor": 0.5, "gain_floor": 0.8}, 0.8396),
-    ],
-)
+@cases(__file__, "gain_by_hand", "i k options expected")
 def test_gain_by_hand(i, k, options, expected):
     """√(2 ln(i/k)), the factor on the usual logits."""
     found = gain(i, k, **options)

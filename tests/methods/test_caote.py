@@ -6,6 +6,7 @@ from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error, normalize
 from support.build import kept, observation, observe_rows, paying, run, stream
+from support.tables import cases
 from support.tolerances import DECIMALS, FLOAT64
 
 
@@ -229,17 +230,7 @@ def test_evict_before_attend_is_the_error_that_the_step_suffers():
         assert suffered == pytest.approx(eviction_error(h, values[0])[gone.pop()], abs=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("h2o@every=5", ()),
-        ("caote:h2o@every=5", ()),
-        ("caote:tova", ()),
-        ("caote:lazy_eviction@window=16", ("at generated token W, 2W, … for W = 16; never",)),
-        ("random:caote:snapkv@sinks=1", ("once, after the last block of the prompt",)),
-        ("caote:nosuch", ()),
-    ],
-)
+@cases(__file__, "it_says_when_it_evicts_at_other_times_than_what_it_wraps", "spec said")
 def test_it_says_when_it_evicts_at_other_times_than_what_it_wraps(spec, said):
     found = methods.notes([spec, spec])
     assert len(found) == len(said)

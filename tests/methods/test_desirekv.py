@@ -20,6 +20,7 @@ from kvlab.reference.methods.desirekv import (
 from kvlab.reference.step import empty_cache
 from kvlab.reference.streams import Source, random_stream
 from support.build import looking, observation, run, stream
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 BLOCK = np.array([-1, -0.5, 0, 0, 0.5, 1, 0, 10.0])
@@ -61,14 +62,7 @@ def test_equal_keys_are_not_sensitive():
     assert not sensitive(DesireKV(group=8), State(), seen, window, ~window).any()
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"sensitivity_threshold": 0.6}, [0, 1]),
-        ({"sensitivity_quantile": 0.75}, [0]),  # above .75, which is the second of five
-        ({"sensitivity_quantile": 0.25}, [0, 1, 2]),
-    ],
-)
+@cases(__file__, "sensitive_is_what_is_above_the_windows_quantile", "options expected")
 def test_sensitive_is_what_is_above_the_windows_quantile(options, expected):
     """Keys of 4, 3, 2, 1, 0 times the same outlier: relative to the largest 1, ¾, ½, ¼, 0. Keys of
     40 times it are not in the window."""
@@ -133,15 +127,7 @@ def test_confidence_is_the_largest_probability_at_temperature_1(temperature):
     assert confidence == pytest.approx(0.5, abs=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("radius=0", [9 / 16, 7 / 16]),  # the means of ¾, ½, ½, ½ and ¼, ½, ½, ½
-        ("radius=1", [1 / 3, 1 / 3]),
-        ("radius=0,normalize_over=present", [(3 / 14 + 3 / 12) / 4, (1 / 14 + 3 / 12) / 4]),
-        ("radius=1,normalize_over=present", [(4 / 14 + 6 / 12) / 12] * 2),
-    ],
-)
+@cases(__file__, "importance_by_hand", "options expected")
 def test_importance_by_hand(options, expected):
     """Prompt 1, P = 2, R = 1; one of four heads pays 9 3 1 1, the others 9 1 1 1. The window is
     entries 1 and 2; pooled are these two and zeros beyond."""
@@ -152,16 +138,7 @@ def test_importance_by_hand(options, expected):
     np.testing.assert_allclose(found[:, 1:3], [expected] * 2, atol=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("block", "seen", "scope", "first"),
-    [
-        # at 20 generated tokens the second window is [3 + 8, 3 + 16), or all candidates
-        (1, 23, "window", 11),
-        (1, 23, "all", 3),
-        # a block from 5 to 22 generated tokens passes 12 and 20, and decides about both windows
-        (17, 25, "window", 3),
-    ],
-)
+@cases(__file__, "the_window_holds_the_p_tokens_before_the_selector", "block seen scope first")
 def test_the_window_holds_the_p_tokens_before_the_selector(block, seen, scope, first):
     """Prompt 3, P = 8, R = 4."""
     looked = observation(np.full((block, seen), 1 / seen), prompt=3)

@@ -3,6 +3,7 @@ import pytest
 
 from kvlab.reference import methods
 from support.build import kept, nothing_yet, observation, observe_rows, run, stream
+from support.tables import cases
 from support.tolerances import DECIMALS
 
 
@@ -20,42 +21,10 @@ def one_entry(active_at, born=3, now=12, **options):
     return state, float(policy.score.score(state, seen, everything, 0)[0, born - 1])
 
 
-PAPER = {3, 5, 9, 10}
-"""Born at 3, now 12: TS = 10, MRI = max(1, 2, 4, 1) = 4, Δ = 2. H1 = 2σ(−2/4) = .755081 and
-H2 = 2σ(−(4 − 1)) = .094852."""
-LIMIT = {"stamp_start": "first_activation", "zero_interval": "limit"}
-
-
-@pytest.mark.parametrize(
-    ("active", "options", "interval", "expected"),
-    [
-        (PAPER, {}, 4, 0.755081 + 0.094852),
-        (PAPER, {"h2_reading": "printed"}, 4, 0.755081 + 0.834860),
-        (PAPER, {"official": True}, 4, 0.364851 + 0.094852),
-        (PAPER, {"h1": "none"}, 4, 0.094852),
-        (PAPER, {"h2": "none"}, 4, 0.755081),
-        (PAPER, {"h1": "exp"}, 4, np.exp(-0.5) + 0.094852),
-        (PAPER, {"h1": "tanh"}, 4, 1 - np.tanh(0.5) + 0.094852),
-        (PAPER, {"h2": "inverse"}, 4, 0.755081 + 1 / 4),
-        (PAPER, {"h2": "log"}, 4, 0.755081 + 1 / (1 + np.log(4))),
-        (PAPER, {"h2_reading": "acl"}, 4, 0.755081 + 2 / (1 + np.exp(5))),
-        # the printed formula has no value for an interval of 1; its limit from the right, 0
-        ({3, 4, 5}, {"h2_reading": "printed"}, 1, 2 / (1 + np.exp(7))),
-        # the stamp may start at birth, as in RaaS
-        ({9}, {"stamp_start": "birth"}, 6, None),
-        ({3}, {"stamp_start": "birth"}, 0, 0.0),
-        # the first activation may not count
-        ({9}, {"stamp_start": "before_birth"}, 7, None),
-        ({9}, {"stamp_start": "first_activation"}, 0, None),
-        # without an interval H1 has a limit: Δ = 0 at the last step, before it Δ > 0
-        ({12}, LIMIT, 0, 1.0),
-        ({9}, LIMIT, 0, 0.0),
-        ({12}, {**LIMIT, "h1": "none"}, 0, 0.0),
-        ({12}, {**LIMIT, "official": True}, 0, 2 / (1 + np.e)),
-        (set(), {}, 0, 0.0),
-    ],
-)
+@cases(__file__, "readings_by_hand", "active options interval expected")
 def test_readings_by_hand(active, options, interval, expected):
+    """Born at 3, now 12: TS = 10, MRI = max(1, 2, 4, 1) = 4, Δ = 2. H1 = 2σ(−2/4) = .755081 and
+    H2 = 2σ(−(4 − 1)) = .094852, where an entry is active at 3, 5, 9 and 10."""
     state, score = one_entry(active, **options)
     assert state.entries["interval"][0, 2] == interval
     if expected is not None:

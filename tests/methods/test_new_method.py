@@ -68,7 +68,7 @@ COMPARED = f"--model jumps --task {SHORT} --budget 60 --problems 1 --workers 1"
         ("plan --length 2048 --batch 4", {}),
         ("simulate FOLDER/t.npz --budgets 50% --bound", {"refusal": None}),
         ("view FOLDER/view.html --trace FOLDER/t.npz --budget 60%", {"refusal": None}),
-        (f"compare {COMPARED} --backend reference", {"refusal": None, "entries": 60}),
+        slow((f"compare {COMPARED} --backend reference", {"refusal": None, "entries": 60})),
         slow((f"compare {COMPARED} --backend fast", {"refusal": None, "entries": 60})),
         slow((f"perplexity --budgets {BUDGET} --windows 1 --feed steps", {"refusal": None})),
         slow((f"needle --budgets {BUDGET} --trials 1 --depths 1", {"refusal": None})),
@@ -90,7 +90,7 @@ def test_every_command_runs_it(command, expected, folder, request):
     [
         "plan --length 200 --batch 4 --budget 60",
         "simulate FOLDER/t.npz --budgets 60 --bound",
-        f"compare {COMPARED} --backend reference",
+        slow(f"compare {COMPARED} --backend reference"),
         slow("perplexity --budgets 60 --windows 1 --feed steps"),
     ],
 )

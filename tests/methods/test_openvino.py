@@ -6,30 +6,14 @@ from kvlab.reference.cache import State
 from kvlab.reference.methods import openvino
 from kvlab.reference.observation import Clock
 from support.build import kept, nothing_yet, observation, observe_rows
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 ROWS = ([1], [0.1, 0.9], [0.2, 0.3, 0.5], [0.1, 0.1, 0.6, 0.2], [0.1, 0.2, 0.1, 0.4, 0.2])
 """Attention of a prompt of four tokens, and of one generated token."""
 
 
-@pytest.mark.parametrize(
-    ("options", "worth"),
-    [
-        # the prompt's last two rows: .3 .4 1.1 .2, maximum over two: 1.1 1.1 .2 behind the start;
-        # the generated token's row: max(.2, .1), max(.1, .4), max(.4, .2), .2
-        ("aggregation=sum,pool=2,window=2", [0, 1.1 + 0.2, 1.1 + 0.4, 0.2 + 0.4, 0.2]),
-        # all four rows: 1.4 1.3 1.1 .2
-        ("aggregation=sum,pool=2,window=0", [0, 1.3 + 0.2, 1.1 + 0.4, 0.2 + 0.4, 0.2]),
-        # in parts of two rows: .9 0 0, pooled .9 0 0, and .4 1.1 .2
-        ("aggregation=sum,pool=2,window=0,chunk=2", [0, 0.9 + 1.1 + 0.2, 1.1 + 0.4, 0.6, 0.2]),
-        # nothing pooled: .4 1.1 .2, and the generated token's row as it is
-        ("aggregation=sum,pool=1,window=2", [0, 0.4 + 0.2, 1.1 + 0.1, 0.2 + 0.4, 0.2]),
-        # counted rows of the five entries: 3 3 3 2 1
-        ("pool=2,window=2", [0, 1.3 / 3, 1.5 / 3, 0.6 / 2, 0.2]),
-        # ... and with all rows of the prompt: 5 4 3 2 1
-        ("pool=2,window=0", [0, 1.5 / 4, 1.5 / 3, 0.6 / 2, 0.2]),
-    ],
-)
+@cases(__file__, "five_entries_by_hand", "options worth")
 def test_five_entries_by_hand(options, worth):
     score = methods.get(f"openvino@page=1,start=1,recent=1,{options}", 4).score
     state, seen = observe_rows(score, ROWS, prompt=4)
@@ -56,14 +40,7 @@ def test_the_prompt_counts_once_by_hand():
     np.testing.assert_allclose(state.entries["accumulated"], [expected], rtol=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("row", "stay"),
-    [  # of blocks 2-3 and 4-5 one is evicted, not the start, the last whole block or the new one
-        ([0, 0, 0.1, 0.2, 0.6, 0.1, 0, 0, 0], [0, 1, 4, 5, 6, 7, 8]),
-        ([0.9, 0, 0.05, 0.02, 0.01, 0.02, 0, 0, 0], [0, 1, 2, 3, 6, 7, 8]),
-        ([0, 0, 0.3, 0.0, 0.2, 0.2, 0, 0, 0.3], [0, 1, 4, 5, 6, 7, 8]),  # .3 is less than .2 + .2
-    ],
-)
+@cases(__file__, "one_block_leaves_by_hand", "row stay")
 def test_one_block_leaves_by_hand(row, stay):
     policy = methods.get("openvino@start=2,recent=2,page=2,pool=1,aggregation=sum", 6)
     seen = observation([row], prompt=8)

@@ -4,6 +4,7 @@ import pytest
 from kvlab.reference import methods
 from kvlab.reference.streams import Stream, run_stream
 from support.build import kept, nothing_yet, observation, observe_rows, stream
+from support.tables import cases
 
 ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.3, 0.1, 0.1, 0.5]]
 
@@ -24,15 +25,7 @@ def test_the_top_half_is_stamped_instead_of_a_threshold():
     np.testing.assert_array_equal(state.entries["stamp"], [[4, 3, 3, 4]])
 
 
-@pytest.mark.parametrize(
-    ("options", "stamps"),
-    [
-        # some head pays ½ to 0 and to 1, nobody to 2, which is new
-        ("threshold=0.5", [2, 2, 2, 3]),
-        # ⌈.3·3⌉ = 1: the mean is largest for 1; ⌈.3·4⌉ = 2: 3, and of equal ones the last, 2
-        ("share=0.3", [0, 2, 3, 3]),
-    ],
-)
+@cases(__file__, "two_heads_and_two_tokens_at_once_by_hand", "options stamps")
 def test_two_heads_and_two_tokens_at_once_by_hand(options, stamps):
     """After a prompt of one token and a step, two tokens: heads .6 .2 .2 and .1 .55 .35, then .1 .1
     .1 .7 of both."""

@@ -1,13 +1,13 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.policy import Never
 from kvlab.reference.windows import max_pool, mean_pool
 from support.build import asked_once, kept, looking, run, stream
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 
@@ -33,14 +33,7 @@ def test_heads_are_averaged_before_the_maximum_by_hand():
     np.testing.assert_allclose(scores[0, :4], [0.35, 0.35, 0.35, 0.1], atol=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("snapkv@window=2,kernel=1", 1 / 3 + 1 / 4),
-        ("rpc@interval=4,selector=2,kernel=1", 1 / 2 + 1 / 2),  # over the candidates alone
-        ("tova", 1 / 4),
-    ],
-)
+@cases(__file__, "rows_are_summed_and_heads_averaged", "spec expected")
 def test_rows_are_summed_and_heads_averaged(spec, expected):
     """Two KV heads of three query heads, equal logits: row i gives each entry 1/i."""
     queries, policy = np.zeros((2, 3, 4, 1)), replace(methods.get(spec, 9), schedule=Never())

@@ -7,54 +7,19 @@ from kvlab.reference import methods
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import EveryGeneratedBeyond, EveryMultipleBeyond
 from support.build import run, stream
-
-DESIREKV = "desirekv@selector=2,group=4,protection=none"
-TRI = "triattention@every=4,layers=apart"
+from support.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("spec", "budget", "prompt", "block", "tokens", "left"),
-    [
-        ("tova", 1, 4, None, 9, dict.fromkeys(range(4, 10), 1)),
-        ("snapkv@window=3", 8, 20, None, 30, {20: 8}),
-        # at every step
-        ("caote:snapkv@window=3", 8, 20, None, 30, dict.fromkeys(range(20, 31), 8)),
-        ("streaming_llm@every=5,when_full=true", 8, 10, None, 20, {13: 8, 18: 8}),
-        ("rkv@every=8,window=3", 12, 20, None, 40, {20: 12, 24: 12, 32: 12, 40: 12}),
-        ("lazy_eviction@window=4", 8, 14, None, 34, {18: 8, 22: 8, 26: 8, 30: 8, 34: 8}),
-        ("rpc@interval=8,selector=2", 12, 5, None, 40, {15: 12, 23: 12, 31: 12, 39: 12}),
-        # prompt 3, P = 8, R = 2, c = 4: candidates 8, 10, 12 shrink to 2, 4, 6; + 3 + 2 stay
-        ("rpc@interval=8,selector=2", None, 3, None, 29, {13: 7, 21: 9, 29: 11}),
-        # ⌊10/4⌋ more at each event
-        ("rpc@interval=10,selector=2", None, 3, None, 25, {15: 7, 25: 9}),
-        # P = 5, half of which is 2 entries; P = 8, a quarter of which is 2; 3 + 2 stay besides
-        (f"{DESIREKV},interval=5", None, 3, None, 15, {10: 7, 15: 9}),
-        (f"{DESIREKV},interval=8,importance_quantile=0.75", None, 3, None, 21, {13: 7, 21: 9}),
-        # where the window of 2, or of 4, is full beyond the budget, but not in prefill
-        ("random_attention@recent=2", 6, 3, None, 13, {8: 6, 10: 6, 12: 6}),
-        ("random_attention@recent=2", 7, 3, None, 13, {9: 7, 11: 7, 13: 7}),
-        ("random_attention@recent=2", 6, 9, None, 13, {10: 6, 12: 6}),
-        ("random_attention@recent=2,newest=beside", 6, 3, None, 13, {10: 8, 12: 8}),
-        # 8 of a multiple of 4 are there, of which 6 stay; the prompt of 9 is cut at 12
-        ("random_attention@recent=4,counted=all", 6, 3, None, 13, {8: 6, 10: 6, 12: 6}),
-        ("random_attention@recent=4,counted=all", 6, 9, None, 17, {12: 6, 14: 6, 16: 6}),
-        ("random_attention@recent=4", 6, 3, None, 15, {10: 6, 14: 6}),
-        ("vase@recent=4,counted=all", 6, 3, None, 13, {8: 6, 10: 6, 12: 6}),
-        ("vase@recent=4", 6, 3, None, 15, {10: 6, 14: 6}),
-        *((TRI, 6, prompt, 5, 18, {10: 6, 14: 6, 18: 6}) for prompt in (3, 8)),
-        (TRI, 6, 12, 5, 18, {13: 6, 17: 6}),
-        ("expected_attention@every=3,ahead=3,sinks=1", 6, 7, 4, 14, {7: 6, 10: 6, 13: 6}),
-    ],
-)
+@cases(__file__, "entries_after_every_step", "spec budget prompt block tokens left")
 def test_entries_after_every_step(spec, budget, prompt, block, tokens, left):
     """After so many tokens so many entries are left; in between the cache grows."""
     data = stream(np.random.default_rng(3), 2, 2, 4, tokens)
     entries = 0
     for result in run(methods.get(spec, budget), *data, prompt, block):
         seen = result.seen.clock.seen
-        entries = left.get(seen, entries + result.seen.clock.block)
+        entries = left.get(str(seen), entries + result.seen.clock.block)
         assert len(result.cache) == entries
-        assert (result.keep is not None) == (seen in left)
+        assert (result.keep is not None) == (str(seen) in left)
 
 
 def evictions(schedule, prompt: int, tokens: int) -> list[int]:
@@ -110,22 +75,7 @@ def test_every_so_many_generated_tokens(spec):
     assert [len(each.cache) for each in results] == [8, 9, 10, 11, 12, 8, 9, 10, 11, 12, 8, 9]
 
 
-@pytest.mark.parametrize(
-    ("spec", "budget", "prompt", "tokens", "stay"),
-    [
-        # s = 2, B = 5: the first 2 and the last 5 − 2 = 3
-        ("streaming_llm@sinks=2", 5, 0, 8, [0, 1, 5, 6, 7]),
-        ("streaming_llm@sinks=2", 5, 20, 20, [0, 1, 17, 18, 19]),
-        ("streaming_llm@sinks=0", 3, 0, 8, [5, 6, 7]),
-        # where all are active, or none is, the last use says nothing
-        ("raas@pin_prompt=false,threshold=0.0", 6, 0, 20, [*range(14, 20)]),
-        ("raas@pin_prompt=false,threshold=2.0", 6, 0, 20, [*range(14, 20)]),
-        ("lazy_eviction@window=4,threshold=0.0", 8, 0, 24, [*range(16, 24)]),
-        ("lazy_eviction@window=4,threshold=2.0", 8, 0, 24, [*range(16, 24)]),
-        # as many entries are protected as the budget holds
-        ("h2o@recent=6", 6, 5, 15, [*range(9, 15)]),
-    ],
-)
+@cases(__file__, "who_is_left_where_age_decides", "spec budget prompt tokens stay")
 def test_who_is_left_where_age_decides(spec, budget, prompt, tokens, stay):
     data = stream(np.random.default_rng(5), 2, 2, 4, tokens)
     cache = run(methods.get(spec, budget), *data, prompt)[-1].cache

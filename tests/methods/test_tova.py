@@ -1,21 +1,11 @@
-import pytest
-
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.step import select
 from support.build import kept, observation
+from support.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("attention", "stay"),
-    [
-        # two heads, (.5, .3, .2) and (.1, .3, .6): mean (.3, .3, .4); of the tie the later stays
-        ([[[[0.5, 0.3, 0.2]], [[0.1, 0.3, 0.6]]]], [1, 2]),
-        # only the last row counts, and the newest may be evicted
-        ([[0.9, 0.1, 0.0], [0.4, 0.5, 0.1]], [0, 1]),
-        ([[0.9, 0.1, 0.0], [0.1, 0.5, 0.4]], [1, 2]),
-    ],
-)
+@cases(__file__, "two_stay_by_hand", "attention stay")
 def test_two_stay_by_hand(attention, stay):
     for spec in ("tova", "tova@per_head=true"):  # of one KV head
         assert kept(methods.get(spec, 2), State(), observation(attention)) == stay

@@ -5,8 +5,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.reference.files import Divergence
@@ -15,6 +13,7 @@ from kvlab.reference.proofs.ledger import ledger
 from study.pages import tables, written
 from study.readings import Difference, differences, pairs
 from study.stored import stored_summary
+from support.tables import cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)
@@ -30,17 +29,9 @@ def test_an_interval_without_zero_is_bold():
     assert Interval(-0.5, -0.75, -0.25).decides and not EFFECT.decides
 
 
-@pytest.mark.parametrize(
-    ("option", "found"),
-    [
-        ("none", ()),
-        ("h2o@recent=0", ("h2o@recent=0",)),
-        ("caote:snapkv@pool=5, caote:tova; words", ("caote:snapkv@pool=5", "caote:tova")),
-        ("rkv@pool=1,kernel=1, or generate(seed=1)", ("rkv@pool=1,kernel=1",)),
-    ],
-)
+@cases(__file__, "options_that_can_be_typed_are_found", "option found")
 def test_options_that_can_be_typed_are_found(option, found):
-    assert Divergence("", "", "", "", option).specifications == found
+    assert Divergence("", "", "", "", option).specifications == tuple(found)
 
 
 def test_every_option_of_the_papers_was_measured():

@@ -14,6 +14,7 @@ from kvlab.reference import methods
 from kvlab.reference.files import read_data
 from kvlab.reference.proofs import PAPERS, claims
 from kvlab.reference.proofs.ledger import LEDGER, MEASURED, ledger
+from support.tables import cases
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
@@ -69,41 +70,12 @@ def test_every_measurement_belongs_to_a_row():
     assert {(name, place) for name, rows in read_data(MEASURED).items() for place in rows} == places
 
 
-def test_caote_is_repeated_as_it_was_measured():
-    """With each of its base methods, on prompts in blocks of 128 (§4.1), after which SnapKV evicts,
-    too; Table 6 varies the blocks, and Sink is no base."""
-    rows = [row for row in ROWS if row.paper == "caote" and row.repeat]
-    commands = [command for row in rows for command in row.repeat if "MODEL" in command]
-    compared = [command for command in commands if "streaming_llm" not in command]
-    assert len(compared) >= 12
-    for command in compared:
-        words = shlex.split(command)
-        specs = words[words.index("--methods") + 1].split(";")
-        for base in ("h2o", "tova", "snapkv@schedule=every_block"):
-            assert {base, f"caote:{methods.base_name(base)}"} <= set(specs), command
-    blocks = [command for command in commands if "--block-size 128" not in command]
-    assert [command.partition("--budgets ")[2] for command in blocks] == [
-        "4096 --block-size 32",
-        "4096",
-    ]
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command):
     parse(command)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "kvlab prove --claim XX-1",
-        "kvlab prove --no-such-option",
-        "kvlab guess",
-        "kvlab compare --methods no_such_method",
-        "python -m pytest tests/proofs/test_ledger.py::test_that_does_not_exist",
-        "python -m kvlab.no_such_module",
-    ],
-)
+@cases(__file__, "wrong_commands_do_not", "command")
 def test_wrong_commands_do_not(command):
     with pytest.raises((AssertionError, ValueError)):
         parse(command)

@@ -17,6 +17,7 @@ from kvlab.reference.methods.lazy_eviction import LazyEviction, Recurrence
 from kvlab.reference.proofs import claims, lazy_eviction, machine_checked
 from kvlab.reference.streams import Source, random_stream, run_stream
 from support.planted import changed
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 FOLDER = Path(str(machine_checked.FOLDER))
@@ -140,14 +141,7 @@ def test_rocq_accepts_every_theorem_with_the_axioms_of_the_reals(paper):
 
 @needs_coqc
 @SLOW
-@pytest.mark.parametrize(
-    ("right", "wrong", "said"),
-    [
-        ("Nat.max prompt B + W)%nat.", "Nat.max prompt B + W - 1)%nat.", "Cannot find witness"),
-        ("exp_increasing. lra.\nQed.", "exp_increasing. lra.\nAdmitted.", "assumes sigma_rises"),
-        ("sigma_rises. lra.\nQed.", "sigma_rises. lra.\nAdmitted.", "assumes h2_of_the_code_falls"),
-    ],
-)
+@cases(__file__, "rocq_refuses_false_statements_and_gaps", "right wrong said")
 def test_rocq_refuses_false_statements_and_gaps(right, wrong, said, tmp_path):
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     (tmp_path / "lazy_eviction.v").write_text(changed(FOLDER / "lazy_eviction.v", [(right, wrong)]))

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.reference import methods
-from kvlab.reference.attention import attend, visible
-from kvlab.reference.generate import advance, generate, prefill
+from kvlab.reference.generate import generate, prefill
 from kvlab.reference.measure import divergence, teacher_forced
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
@@ -48,45 +47,6 @@ def test_it_stops_at_the_stop_token(model, prompt):
     written = generate(model, methods.get("full"), prompt, 400, stop=0).tokens
     assert written[-1] == 0
     assert 0 not in written[:-1]
-
-
-def test_the_measured_error_is_the_distance_to_dense_attention(model, prompt):
-    """Recomputed from scratch with the same layer inputs: all keys and values ever handed over."""
-    policy = methods.get("h2o", 40)
-    answer = list(generate(model, methods.get("full"), prompt, 12).tokens)
-    measured, _ = teacher_forced(model, policy, prompt, answer)
-    everything: dict[int, list] = {}
-    errors: list[float] = []
-
-    def watch(block, result):
-        everything.setdefault(block.layer, []).append((block.keys, block.values))
-        pairs = zip(*everything[block.layer], strict=True)
-        keys, values = (np.concatenate(vectors, axis=1) for vectors in pairs)
-        seen = block.clock.seen
-        queries = np.arange(seen - block.clock.block, seen)
-        mask = visible(queries, np.tile(np.arange(seen), (len(keys), 1)))
-        dense, _ = attend(block.queries, keys, values, mask)
-        errors.append(np.sqrt(((dense - result.output) ** 2).sum(-1)).mean())
-
-    _, session = prefill(model, policy, prompt, watch=watch)
-    for token in answer[:-1]:
-        _, session = advance(session, [token], watch=watch)
-    per_step = np.array(errors).reshape(-1, model.config.layers).mean(axis=1)
-    np.testing.assert_allclose(measured.output_error, per_step, rtol=0, atol=FLOAT64)
-    assert measured.output_error[0] < FLOAT64
-    assert measured.output_error[1:].max() > 1e-3
-
-
-def test_the_full_cache_measures_zero(model, prompt):
-    full = methods.get("full")
-    answer = list(generate(model, full, prompt, 12).tokens)
-    measured, logits = teacher_forced(model, full, prompt, answer)
-    again, _ = teacher_forced(model, full, prompt, answer, logits)
-    assert measured.output_error.max() < FLOAT64
-    assert again.kl.max() == 0.0
-    assert again.agreement.all()
-    np.testing.assert_array_equal(measured.entries, len(prompt) + np.arange(12))
-    np.testing.assert_allclose(measured.average_bits, 16.0)
 
 
 def test_divergence_by_hand():

@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
@@ -12,12 +11,7 @@ from kvlab.reference.granularity import OfPages, OneForAllHeads, Pages, WholePag
 from kvlab.reference.observation import NO_ATTENTION, Clock
 from kvlab.reference.policy import Edges, Score
 from kvlab.reference.step import Block, apply_together, empty_cache, look, step
-from kvlab.reference.streams import Source, random_stream, run_stream
 from support.build import observation
-from support.cases import GRANULAR
-from support.sampling import sampled
-
-BUDGET = 16
 
 
 class Given(Score):
@@ -125,25 +119,3 @@ def test_the_open_page_counts_whole():
     assert [Pages(budget, 4).room(seen, protected) for budget in (8, 11, 12)] == [4, 4, 8]
     with pytest.raises(ValueError, match="budget = 4 must be at least the 8 entries"):
         Pages(7, 4).room(seen, WholePages(Edges(sinks=1), 4).protected(seen))
-
-
-# --- on random streams ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spec", sampled(GRANULAR, GRANULAR[::3]))
-@settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), prompt=st.integers(0, 30), block=st.sampled_from([None, 5]))
-def test_whole_pages_leave_and_heads_that_decide_together_keep_the_same(spec, seed, prompt, block):
-    everywhere = methods.parse(spec)
-    policy = methods.get(spec, BUDGET)
-    stream = random_stream(Source("pages", seed), 2, 2, 4, prompt, 30, block)
-    for result in run_stream(policy, stream):
-        positions, seen = result.cache.positions, result.seen.clock.seen
-        if everywhere.kv_heads != "head":
-            assert (positions == positions[0]).all()
-        for head in positions:
-            pages, members = np.unique(head // everywhere.page, return_counts=True)
-            whole = np.minimum((pages + 1) * everywhere.page, seen) - pages * everywhere.page
-            assert (members == whole).all()
-        if result.keep is not None:
-            assert positions.shape[1] <= BUDGET

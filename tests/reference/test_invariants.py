@@ -14,7 +14,7 @@ from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Entries, Precision, Score
 from kvlab.reference.streams import Source, random_stream, run_stream
 from support.build import run, stream
-from support.cases import ALL, BUDGETED, CODED, GRANULAR, ONE_EACH, QUANTIZING, RANDOM, SELF_SIZED
+from support.cases import ALL, BUDGETED, CODED, GRANULAR, ONE_EACH, RANDOM, SELF_SIZED
 from support.sampling import examples, sampled
 
 CODED_AND_BUDGETED = tuple(spec for spec in CODED if methods.takes_budget(spec))
@@ -76,23 +76,6 @@ def test_the_streams_of_these_tests_do_evict_whenever_it_is_due(spec):
     assert (results[-1].seen.positions.shape[1] < 30) == (spec != SELF_SIZED[0])
     for result in results:
         assert (result.keep is not None) == policy.schedule.due(result.seen.clock)
-
-
-@pytest.mark.parametrize("spec", QUANTIZING)
-def test_precision_is_never_raised_and_bytes_shrink(spec):
-    queries, keys, values = stream(np.random.default_rng(5), 2, 2, 8, 60)
-    results = run(make(spec)(9), queries, keys, values, prompt=10)
-    lowest: dict[tuple[int, int], int] = {}
-    for result in results:
-        bits = result.cache.keys.bits
-        for (g, j), position in np.ndenumerate(result.cache.positions):
-            key = (g, int(position))
-            assert bits[g, j] <= lowest.get(key, 16)
-            lowest[key] = int(bits[g, j])
-    assert min(lowest.values()) < 16
-    cache = results[-1].cache
-    assert cache.nbytes < len(cache) * 2 * 2 * 8 * 2
-    assert cache.nbytes - cache.payload_bytes > 0
 
 
 def test_results_do_not_share_memory_with_their_past():
@@ -162,8 +145,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("promise", promised.PROMISES)
 def test_every_promise_can_be_broken(promise):
-    kept = {each.promise: each.objection for each in promised.check_promises(BROKEN[promise])}
-    assert kept[promise]
+    found = promised.check_promises(BROKEN[promise], streams=9)
+    assert [each.objection for each in found if each.promise == promise] != [""]
 
 
 def test_bad_arguments_are_named():

@@ -23,6 +23,7 @@ from kvlab.reference.policy import (
 from kvlab.reference.step import Block, apply, attend_survivors, empty_cache, look, step
 from support.build import stream
 from support.refused import refused
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 
@@ -104,13 +105,7 @@ def test_blocks_that_do_not_fit_are_refused(bad, message):
         step(policy := methods.get("h2o", 4), empty_cache(policy, 2, 4), broken)
 
 
-@pytest.mark.parametrize(
-    ("spec", "heads", "message"),
-    [
-        ("h2o", 3, "the block has 2 KV heads, the cache 3"),
-        ("streaming_llm@reposition=true", 2, "reposition = True needs a model"),
-    ],
-)
+@cases(__file__, "blocks_that_do_not_fit_a_cache_are_refused", "spec heads message")
 def test_blocks_that_do_not_fit_a_cache_are_refused(spec, heads, message):
     policy = methods.get(spec, 8)
     with pytest.raises(ValueError, match=message):

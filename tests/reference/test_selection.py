@@ -4,20 +4,10 @@ from hypothesis import given, strategies as st
 
 from kvlab.reference.selection import budget_entries, keep_set, rank
 from support.refused import refused
+from support.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("budget", "length", "entries"),
-    [
-        (78, 100, 78),
-        (2**31 - 1, 100, 2**31 - 1),
-        ("78", 100, 78),
-        ("30%", 222, 67),
-        ("10%", 100, 10),
-        ("0.1%", 100, 1),
-        ("7%", 100, 7),
-    ],
-)
+@cases(__file__, "budgets_are_converted_by_rounding_up", "budget length entries")
 def test_budgets_are_converted_by_rounding_up(budget, length, entries):
     """30 % of 222 is 66.6; 10 % of 100 is exactly 10, and 7 % of it exactly 7, although 0.07·100 is
     7.000000000000001 in float."""

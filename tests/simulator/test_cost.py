@@ -21,6 +21,7 @@ from kvlab.reference.simulator.work import Sizes, rating
 from kvlab.reference.slots import Rows
 from kvlab.reference.transformer import ModelConfig
 from support.refused import refused
+from support.tables import cases
 from support.tolerances import DECIMALS, FLOAT64
 
 pytestmark = pytest.mark.usefixtures("shapes")
@@ -64,16 +65,7 @@ def test_the_embedded_model_is_counted_right():
     assert shape.parameters == sum(map(prod, tensors))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "is not valid JSON"),
-        ('{"model_type": "llama"}', "config.json lacks 'num_attention_heads'"),
-        ('{"model_type": "llama", "num_attention_heads": 0}', "is no dense decoder that attends"),
-        ('{"model_type": "mixtral"}', "model_type = 'mixtral' must be one of llama, mistral"),
-        ('{"model_type": "mistral", "sliding_window": 4096}', "sliding_window = 4096 must be"),
-    ],
-)
+@cases(__file__, "a_file_that_is_no_configuration", "content message")
 def test_a_file_that_is_no_configuration(tmp_path, content, message):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):

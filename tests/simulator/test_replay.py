@@ -12,6 +12,7 @@ from kvlab.reference.simulator.trace import join_blocks
 from kvlab.reference.tasks import reasoning
 from support.noise import noise
 from support.sampling import sampled
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 EARLY = "caote:tova@evict_before_attend=true"
@@ -87,15 +88,7 @@ def test_a_live_run_is_reproduced_exactly(reasoner, spec):
 # --- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("first", "spec", "block_size", "message"),
-    [
-        (0, "h2o", 0, "block_size = 0 must be at least 1"),
-        (0, "streaming_llm@reposition=true", None, "reposition needs a model"),
-        (1, "h2o", None, "positions must be 0, 1, 2"),
-        (0, "raas", None, "budget = 9 must be at least"),
-    ],
-)
+@cases(__file__, "what_does_not_fit_is_refused", "first spec block_size message")
 def test_what_does_not_fit_is_refused(first, spec, block_size, message):
     trace = replace(noise(), positions=np.arange(70) + first)
     with pytest.raises(ValueError, match=message):

@@ -1,7 +1,6 @@
 """Tables say what their sources say; numbers worked out by hand or taken from another path."""
 
 import numpy as np
-import pytest
 
 from kvlab.reference import methods
 from kvlab.reference.methods.caote import eviction_error
@@ -19,6 +18,7 @@ from study.costs import (
 from study.evictions import recomputed_errors, scores_by_entry
 from study.replays import judgements
 from support.noise import noise
+from support.tables import cases
 
 SHAPE = SHAPES["llama-3.1-8b"]
 """32 layers of 8 KV heads, 4 query heads each, 128 channels."""
@@ -60,15 +60,7 @@ def test_memory_by_hand():
     assert entry_bytes(methods.get("lazy_eviction", 64)) == 16
 
 
-@pytest.mark.parametrize(
-    ("spec", "rows"),
-    [
-        ("snapkv@window=16,schedule=every_block", 16),
-        ("snapkv@window=16", 0),
-        ("ahakv", 32),
-        ("rkv", 8),
-    ],
-)
+@cases(__file__, "remembered_queries_are_those_of_the_window", "spec rows")
 def test_remembered_queries_are_those_of_the_window(spec, rows):
     assert remembered_bytes(methods.get(spec, 64), SHAPE, 60) == 2 * 8 * 4 * rows * 128
 

@@ -7,8 +7,6 @@ from study import equal_bytes
 from study.equal_bytes import Panel, Place
 from study.stored import stored_summary
 
-PERCENT = 0.01
-
 
 @pytest.fixture(scope="module")
 def panels():
@@ -47,12 +45,3 @@ def test_scales_are_counted(panels):
     """32 channels: 4 bits and 8/16 of a scale, of 16 bits; one float32 per layer and kind."""
     (coded,) = (each for each in panels[0].places if each.method == "full@precision=nvfp4")
     assert 4.5 / 16 < coded.share < 4.5 / 16 + 0.001
-
-
-def test_what_the_page_says_of_fp8_and_kivi(panels):
-    at = {(each.method, each.budget): each for each in panels[0].places}
-    fp8, caote = at["full@precision=fp8", ""], at["caote:h2o", "50 %"]
-    kivi = at["kivi@key_bits=4,value_bits=4,residual=32", ""]
-    assert fp8.share == pytest.approx(caote.share, abs=PERCENT)
-    assert fp8.quality.high < caote.quality.low
-    assert kivi.share < 0.35 and kivi.quality.high > caote.quality.low

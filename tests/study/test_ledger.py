@@ -1,18 +1,14 @@
 """What pages say about results is what is stored, in figures and verdicts, and has a row."""
 
 import re
-import zlib
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from kvlab.fast.lab.sweep import run
-from kvlab.fast.lab.sweep.jobs import Result
 from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.fast.lab.sweep.summary import summarise
-from study import benchmarks, speeds, stored
-from study.ledger import NUMBER, PAGES, SAID, Page, Row, Verdict, flat, panel, read, written
+from study import stored
+from study.ledger import NUMBER, PAGES, SAID, Page, Row, Verdict, flat, read, written
 from support.sampling import sampled
 
 SOME = """H2O solves «81.0 (72.2–87.5) %», and that is
@@ -21,7 +17,7 @@ ROW = Row(SOME, ['share("h2o")', 'gains("h2o")'], "baselines", "277")
 PAGE = Page("a page", re.sub("[«»]", "", SOME).replace(" and", "\nand"), [ROW], [])
 
 
-SLOW = ("plan", "score_or_protection", "index")
+SLOW = ("plan", "score_or_protection", "index", "results", "methods/caote")
 """Pages whose figures are computed of many results, or planned over tens of thousands of tokens."""
 NAMES = sampled(PAGES, [name for name in PAGES if name not in SLOW])
 
@@ -49,51 +45,6 @@ def test_any_other_figure_and_verdict_is_refused(name):
         for text, item in zip(row.texts, row.items(), strict=True):
             wrong = list(others(text, item))
             assert wrong and all(written(each, item) != each for each in wrong), (row.words, text)
-
-
-@pytest.fixture
-def forgotten():
-    """Read what is stored anew, and once more when the test is done."""
-    caches = (stored.stored_summary, panel)
-    _ = [each.cache_clear() for each in caches]
-    yield
-    _ = [each.cache_clear() for each in caches]
-
-
-def factor(x):
-    return 2 + zlib.crc32(f"c {x!r}".encode()) % 8
-
-
-def hurt(x):
-    """Change a row of a sweep, all of its methods differently, or the figures of a file."""
-    if isinstance(x, dict):
-        return {key: hurt(each) for key, each in x.items()}
-    if isinstance(x, list):
-        return list(map(hurt, x))
-    if not isinstance(x, Result):
-        return x * factor(x) if isinstance(x, float) or (isinstance(x, int) and x > 1e6) else x
-    by, names = factor(x.method), ("loss", "accepted", "nbytes", "entries")
-    figures = {name: (old := getattr(x, name)) and old * by for name in names}
-    figures |= {"prompt_tokens": 5, "tokens": 9} if x.tokens else {}
-    return replace(x, **figures, solved=None if x.solved is None else by % 2 == 0)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forgotten")
-def test_every_row_notices_that_all_stored_results_change(monkeypatch):
-    def changed(directory):
-        found = read_stored(directory)
-        return replace(found, rows=list(map(hurt, found.rows)))
-
-    monkeypatch.setattr(run, "read_stored", changed)
-    for module in (speeds, benchmarks, stored):
-        files = cache(lambda name, read_file=stored.stored_file: hurt(read_file(name)))
-        monkeypatch.setattr(module, "stored_file", files)
-    pages = [read(name) for name in PAGES if name not in ("plan", "vllm")]  # vLLM's are counts
-    told = "\n".join(each for page in pages for each in replace(page, settings=[".*"]).faults())
-    rows = [row for page in pages for row in page.rows if row.texts and row.words not in told]
-    free = re.compile("SHAPES|LAUNCHES|budgets|^[()\\d./*+ ]+$")  # of no results
-    assert not [row.words for row in rows if not all(map(free.search, row.figures))]
 
 
 def test_words_that_are_not_there_and_results_without_a_row_are_told():

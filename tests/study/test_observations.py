@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.fast.lab.evaluate.backends import FastBackend
-from kvlab.fast.lab.evaluate.likelihood import Passage
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.observed import intervals, recurrence
-from study import observations, output_errors
+from study import observations
 from study.observations import (
-    bias_figures,
     precision_figures,
     read,
     recurrence_figures,
 )
 from study.rounded_weights import round_weights
-from support.tolerances import FLOAT32_LOGITS
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +54,6 @@ def test_important_tokens_that_were_there_before_and_that_were_not():
     changing[:26, :6] = 1 / 6
     changing[26:, 10] = 1
     assert missing_before([(changing, 10)], gap=16) == (1, 1)
-
-
-def test_bias_where_no_position_is_special():
-    """Eq. 4 and 5 of AhaKV: all rows prefer early entries, the last rows do not."""
-    several = [
-        bias_figures(workloads.exchangeable(tokens=160, prompt=150, seed=seed).trace)
-        for seed in range(6)
-    ]
-    found = {name: np.mean([each[name] for each in several]) for name in several[0]}
-    assert found["position and attention of all rows"] < -0.8
-    assert abs(found["position and attention of the last 32 rows"]) < 0.15
-    assert found["kept in the first half by H2O"] > 0.9
-    assert found["kept in the first half by AhaKV, all rows"] > 0.9
-    for method in ("AhaKV", "AhaKV without gain", "AhaKV without values"):
-        assert abs(found[f"kept in the first half by {method}"] - 0.5) < 0.15
 
 
 def test_outliers_that_are_known():
@@ -113,21 +94,3 @@ def test_weights_are_rounded_to_sixteen_levels_of_32_numbers():
     assert all(map(torch.equal, vectors, before[1:]))
     with pytest.raises(ValueError, match="weights = 'Q2_K' must be one of 'Q4_0', 'Q4_1', 'Q8_0'"):
         round_weights(model, "Q2_K")
-
-
-@pytest.mark.slow
-def test_output_errors_are_none_where_nothing_is_evicted_and_are_written(tmp_path):
-    texts = [Passage(list(range(5, 45)), list(range(12, 20))), Passage([9] * 30, [7, 8, 9])]
-    found = output_errors.measure(
-        FastBackend(reasoner_directory()), texts, [("h2o", 1000), ("h2o", 12)]
-    )
-    whole, half = (row["figures"] for row in found)
-    for figure in ("output_error", "kl"):
-        assert max(whole[figure]) < FLOAT32_LOGITS
-        assert min(half[figure]) > 10 * FLOAT32_LOGITS
-    assert whole["agreement"] == [1.0, 1.0] and half["entries"] == [12.0, 12.0]
-    out = tmp_path / "errors.json"
-    output_errors.main("tova", out, passages=2, budgets="50%")
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert [row["method"] for row in found["rows"]] == ["tova"]
-    assert len(found["rows"][0]["figures"]["kl"]) == len(found["texts"]) == 2

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 from mkdocs.exceptions import PluginError
 
-from kvlab.fast.lab.evaluate.controls import is_control, matched
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
-from kvlab.fast.lab.points import ORACLE
-from kvlab.fast.lab.sweep.design import read_sweep
 from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.reference.proofs.ledger import ledger
 from study import after_eviction, readings
-from study.stored import REAL, RESULTS, stored_file, stored_summary
+from study.stored import REAL, stored_file, stored_summary
 from support.site import module
 from support.sweeping import made
 
@@ -115,12 +112,3 @@ def test_readings_are_compared_problem_by_problem():
     refused = replace(summary, points=(default, replace(other, refusal="too small")))
     with pytest.raises(ValueError, match="tova did not run on every problem: too small"):
         list(readings.differences(refused, [pair]))
-
-
-def test_controls_have_protection_schedule_and_budget_of_their_scores():
-    """The dial compares each score with random eviction that differs in the score alone."""
-    sweep = read_sweep(RESULTS / "dial" / "sweep.toml")
-    pairs = [pair for pair in sweep.pairs if ORACLE not in pair]
-    assert [pair[::-1] for pair in pairs] == matched(sweep.methods, sweep.methods)
-    scores = [each for each in sweep.methods if each != ORACLE and not is_control(each)]
-    assert [score for _, score in pairs] == scores

@@ -16,6 +16,7 @@ from kvlab.fast.models import loading
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
+from support.tables import cases
 
 TEXTS = [text for p in reasoning.held_out(20) for text in (p.prompt, p.solution, p.text)]
 
@@ -58,13 +59,7 @@ def test_reports_and_progress_bars_come_back():
     assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("config.json", "config.json does not exist"),
-        ("model.safetensors", "holds no safetensors file, the only kind that is read"),
-    ],
-)
+@cases(__file__, "a_missing_file_is_named_and_pickled_weights_are_never_read", "name message")
 def test_a_missing_file_is_named_and_pickled_weights_are_never_read(directory, name, message):
     (directory / name).rename(directory / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=message):

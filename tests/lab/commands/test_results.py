@@ -10,7 +10,6 @@ import pytest
 from kvlab.fast.lab import generation, simulation
 from kvlab.fast.lab.planning import pays_from
 from kvlab.fast.lab.store import Store
-from kvlab.fast.models import is_fetched
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate as reference_generate
 from kvlab.reference.models import reasoner_directory
@@ -180,18 +179,6 @@ def test_the_page_holds_what_every_method_did(data, tmp_path):
     assert [run["method"] for run in json.loads(stored)["runs"]] == ["h2o", "full"]
     assert "http://" not in text
     assert "https://" not in text
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not is_fetched("smollm2"), reason="smollm2 is not on this machine: kvlab models get smollm2"
-)
-def test_an_english_model_is_played_while_one_method_forgets(data, tmp_path):
-    options = ("--model", "smollm2", "--problem", "0", "--budget", "60%", "--most-values", "40000")
-    found = data("view", tmp_path / "real.html", *options, "--methods", "tova streaming_llm")
-    assert [row["solved"] for row in found["methods"]] == [True, False]
-    assert len({row["budget"] for row in found["methods"]}) == 1
-    assert found["file_bytes"] < 2_000_000
 
 
 # --- kvlab plan ----------------------------------------------------------------------------------

@@ -11,38 +11,26 @@ from kvlab.fast.lab.sweep import compare
 from kvlab.reference.processes import process_pool
 from support.outside import methods_named
 from support.running import invoke
+from support.sampling import slow
 from support.shapes import shapes_checked
 
-BROKEN = '''
-"""Fails."""
-
+BROKEN = """
 from dataclasses import dataclass
-
 from kvlab.reference import Entries, EveryBlock, Method, Edges, Policy, Score
-
-
 class Failing(Score):
-    """Fails when it is asked."""
-
     def score(self, state, seen, candidates, room):
         raise KeyError("depth")
-
-
 @dataclass(frozen=True)
 class Broken(Method):
-    """Fails, while it is built or later."""
-
     early: bool = False
-    """While it is built."""
-
     name = "broken"
     source = "nowhere"
-
     def policy(self, budget):
         if self.early:
             raise KeyError("depth")
         return Policy(self.name, Failing(), EveryBlock(), Edges(recent=4), Entries(budget))
-'''
+"""
+"""Fails when it is asked, or while it is built."""
 COMPARE = "compare --problems 1 --task jumps@fewest=3,most=4 --budget 60% --no-controls"
 NEEDLE = "needle --trials 1 --depths 1 --heat-map OUT"
 
@@ -62,7 +50,7 @@ def typed_in(typed, places):
     [
         (f"{COMPARE} --methods broken;knorm", "rows"),
         ("perplexity --windows 1 --methods broken;knorm --no-controls", "rows"),
-        (f"{NEEDLE} --methods broken;knorm --no-controls", "lengths"),
+        slow((f"{NEEDLE} --methods broken;knorm --no-controls", "lengths")),
         ("plan --prompt 64 --length 64 --methods broken@early=true;knorm", "methods"),
         ("simulate TRACE --budget 30 --workers 1 --methods broken;knorm", None),
         ("view OUT --trace TRACE --budget 30 --methods broken;knorm", "methods"),

@@ -21,6 +21,7 @@ from kvlab.reference.models import reasoner_directory
 from support.models import tiny
 from support.running import printed
 from support.sweeping import made
+from support.tables import cases
 from support.texts import byte_model
 
 TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
@@ -36,18 +37,7 @@ def test_tokens_after_an_eviction_by_hand():
     assert found == [0, 0, 0, 1, 3, 6, 6]
 
 
-@pytest.mark.parametrize(
-    ("spec", "budget", "feed"),
-    [
-        ("h2o", 12, "steps"),
-        ("h2o", 12, "blocks"),
-        ("h2o", 39, "blocks"),
-        ("caote:h2o@evict_before_attend=true", 12, "blocks"),
-        ("lazy_eviction@window=8,threshold=0.2", 12, "steps"),
-        ("ddks@interval=8,selector=4,group=16", None, "steps"),
-        ("full", None, "steps"),
-    ],
-)
+@cases(__file__, "what_is_counted_is_what_tokens_attended_to", "spec budget feed")
 def test_what_is_counted_is_what_tokens_attended_to(spec, budget, feed):
     """A rated token counts if the token before it missed an older one in some layer.
 
@@ -99,16 +89,7 @@ def test_both_backends_note_the_same_first_eviction(spec):
         assert sum(after) == {"tova": 3, "full": 0}.get(spec, 4)
 
 
-@pytest.mark.parametrize(
-    ("window", "budgets", "block"),
-    [
-        (256, [128], 70),  # 126 tokens can; two blocks of 70 are read first: 115 do, 91.3 %
-        (512, [256], 94),  # three blocks: 229 of 254, 90.2 %
-        (512, [128, 256], 70),  # two blocks: 371 of 382, 97.1 %; four: 231 of 254, 90.9 %
-        (4096, [2048], 128),  # 17 blocks: 1919 of 2046, 93.8 %
-        (100, [100], 128),  # nothing can
-    ],
-)
+@cases(__file__, "the_default_block_lets_most_come_after_an_eviction", "window budgets block")
 def test_the_default_block_lets_most_come_after_an_eviction(window, budgets, block):
     questions = [Question(0, None, [0], [0] * (window - 1))]
     assert Windows().block_for(questions, budgets) == block

@@ -83,26 +83,6 @@ def test_the_same_figures_are_measured(spec, backends, problems):
         np.testing.assert_allclose(fast.average_bits, reference.average_bits, rtol=0.01)
 
 
-def test_a_method_that_spoils_the_answer_is_seen_on_both_sides(backends, problems):
-    prompts, answers = (texts[:1] for texts in problems[:2])
-    for backend in backends:
-        full = backend.measure(methods.get("full"), prompts, answers)
-        yardstick = [logits for _, logits in full]
-        policy = methods.get("streaming_llm", 60)
-        poor = backend.measure(policy, prompts, answers, yardstick)
-        assert min(measurement.kl.max() for measurement, _ in poor) > 0.1
-
-
-def test_in_blocks_each_answer_is_what_it_is_alone(backends, problems):
-    prompts, _, stop = problems
-    fast, policy = backends[0], methods.get("tova", 40)
-    together, *alone = (
-        fast.write(policy, Request(some, 30, stop, block_size=16))
-        for some in (prompts, *([prompt] for prompt in prompts))
-    )
-    assert together == [answer for (answer,) in alone]
-
-
 @pytest.mark.parametrize("spec", ["h2o", KIVI])
 def test_answers_that_have_ended_leave_the_batch_and_few_tokens_are_read(
     spec, backends, problems, monkeypatch

@@ -93,21 +93,6 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, hel
     assert results(out) == expected
 
 
-def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, held, tmp_path):
-    (path, _), (gate, lines) = undisturbed, held
-    out = tmp_path / "out"
-    command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--workers", "1")
-    with kvlab(*command, before=lines, RAY_ADDRESS=nodes.address) as process:
-        gate.wait_until_held(process)
-        assert len(workers(nodes)) == 1
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=900)
-    assert process.returncode == 130
-    assert "Traceback" not in said
-    wait_until(lambda: not workers(nodes))
-    assert len(results(out)) == 2
-
-
 def processes_of_ray(ancestor: int) -> set[Path]:
     """Return the processes below one, which are Ray's; they stay in the set when it has ended."""
     found, parents = {ancestor}, {}
@@ -147,24 +132,6 @@ def running(directory: Path) -> bool:
     return False
 
 
-def refused_in_one_line(*command: str, **environment: str) -> str:
-    with kvlab(*command, **environment) as process:
-        _, said = process.communicate(timeout=900)
-    assert process.returncode == 2, said
-    (line,) = [line for line in said.splitlines() if line.startswith("kvlab: ")]
-    assert said.endswith(f"{line}\n") and "Traceback" not in said
-    return line
-
-
-def test_ray_that_cannot_start_is_one_line(undisturbed, tmp_path):
-    command = ("sweep", str(undisturbed[0]), "--out", str(tmp_path / "out"), "--engine", "ray")
-    deep = tmp_path / ("x" * 120)  # for a socket
-    deep.mkdir()
-    line = refused_in_one_line(*command, RAY_ADDRESS="", RAY_TMPDIR=str(deep))
-    assert line.startswith("kvlab: Ray cannot start here: ")
-    assert "path length" in line
-
-
 @contextmanager
 def deaf():
     """Give the address of a port at which nobody answers what is asked."""
@@ -181,16 +148,6 @@ def test_a_cluster_that_never_answers_is_given_up(monkeypatch):
         words = f"^RAY_ADDRESS = {address} cannot be reached: no answer within 8 seconds$"
         with pytest.raises(ConnectionError, match=words), cluster.connected():
             pass
-
-
-def test_ctrl_c_ends_the_wait_for_a_cluster(undisturbed, tmp_path):
-    command = ("sweep", str(undisturbed[0]), "--out", str(tmp_path / "out"), "--engine", "ray")
-    with deaf() as address, kvlab(*command, RAY_ADDRESS=address) as process:
-        wait_until(lambda: process.poll() is not None or processes_of_ray(process.pid))
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
 
 
 ABORTS = """

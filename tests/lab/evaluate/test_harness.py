@@ -145,6 +145,7 @@ def test_with_room_for_everything_the_harness_sees_the_plain_model(
         )
 
 
+@pytest.mark.slow
 def test_a_small_budget_is_seen(model, tasks, plain):
     ours = CompressedLM(model, "streaming_llm", budget=12, block_size=8, batch_size=2)
     (texts, _), (likelihoods, _) = plain

@@ -14,6 +14,7 @@ from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import load_tokenizer
 from support.sampling import diagonal
+from support.tables import cases
 from support.tolerances import FLOAT32_LOGITS, FLOAT64
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
@@ -63,13 +64,7 @@ def cut(tokens, size):
     return [tokens[first : first + size] for first in range(0, len(tokens), size)]
 
 
-@pytest.mark.parametrize(
-    ("feed", "spec"),
-    [
-        *(("steps", spec) for spec in ("full", "h2o", "caote:tova", "lazy_eviction@window=8")),
-        *(("blocks", spec) for spec in ("h2o", "caote:tova")),
-    ],
-)
+@cases(__file__, "a_continuation_is_fed_as_if_written_or_as_a_prompt", "feed spec")
 def test_a_continuation_is_fed_as_if_written_or_as_a_prompt(model, teacher, feed, spec):
     budget = None if spec == "full" else 70
     passage = PASSAGES[0]

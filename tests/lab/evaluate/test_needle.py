@@ -55,6 +55,7 @@ def test_problems_ask_for_definitions_from_the_first_to_the_last():
         assert encode.decode(asked.solution) == problem.solution
 
 
+@pytest.mark.slow
 def test_the_reasoner_finds_its_definitions_with_the_full_cache(data, tmp_path):
     drawing = tmp_path / "deep" / "needle.svg"
     found = data(

@@ -7,6 +7,7 @@ import pytest
 from kvlab.fast.lab.evaluate.own import passage
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.reference.tasks import jumps
+from support.tables import cases
 
 
 def written(path, *lines):
@@ -14,14 +15,7 @@ def written(path, *lines):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer", "right", "wrong"),
-    [
-        ("exact", "two words", "  two words \nand more", "two words more"),
-        ("contains", "Paris", "It is Paris.", "It is paris."),
-        ("number", "1,200", "First 7, so 1200", "1200, or rather 7"),
-    ],
-)
+@cases(__file__, "an_answer_is_compared_as_its_line_says", "kind answer right wrong")
 def test_an_answer_is_compared_as_its_line_says(tmp_path, kind, answer, right, wrong):
     line = {"prompt": "?", "answer": answer, "compare": kind}
     task = find_task(written(tmp_path / "own.jsonl", line))
@@ -42,17 +36,7 @@ def test_the_order_is_drawn_by_seed_and_the_first_stay_the_first(tmp_path):
         task.problems(10, 0)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('{"prompt": "x"}', "line 2: 'answer' is missing"),
-        ('{"prompt": "", "answer": "x"}', "must be texts that are not empty"),
-        ('{"prompt": "x", "answer": true}', "must be texts"),
-        ('{"prompt": "x", "answer": "y", "compare": "fuzzy"}', "compare = 'fuzzy' must be one of"),
-        ("[1]", "line 2:"),
-        ("{", "line 2:"),
-    ],
-)
+@cases(__file__, "a_line_that_is_no_problem_is_refused_by_its_place", "line said")
 def test_a_line_that_is_no_problem_is_refused_by_its_place(tmp_path, line, said):
     path = tmp_path / "own.jsonl"
     path.write_text(f'{{"prompt": "x", "answer": "y"}}\n{line}\n')

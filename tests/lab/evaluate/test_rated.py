@@ -1,7 +1,6 @@
 """Tasks of a sweep that rate texts: the figures of `kvlab perplexity` and `kvlab needle`."""
 
 import csv
-import json
 import tomllib
 from pathlib import Path
 
@@ -98,28 +97,16 @@ def test_the_sweep_goes_on_where_it_was_and_comes_back_from_its_file(stored, pla
     assert same == {job.id for job in stored.plan.jobs() if job.model == "reasoner"}
 
 
-def test_every_form_of_the_report_has_perplexities_and_tests(stored, tmp_path):
+def test_the_report_has_perplexities_and_tests(stored, tmp_path):
+    """In its other forms a table is the same, as `test_tables` has it."""
     write_report(stored, tmp_path)
-    html, text, latex, table, tests, plain = (
-        (tmp_path / f"report{name}").read_text(encoding="utf-8")
-        for name in (".html", ".md", ".tex", ".csv", "-tests.csv", ".json")
-    )
+    read = lambda name: csv.DictReader((tmp_path / name).read_text("utf-8").splitlines())  # noqa: E731
     point = summarise(stored)[0].point("rkv@every=16", 20)
-    shown = f"{point.perplexity:.4f}"
-    for form in (html, text, latex):
-        assert "Perplexity" in form and shown in form and "nats per token" in form
-        assert "†" in form or r"$\dagger$" in form
-    row = next(row for row in csv.DictReader(table.splitlines()) if row["spec"] == "rkv@every=16")
-    assert float(row["perplexity"]) == point.perplexity
-    assert row["holds_budget"] == "False"
-    written = {(row["measure"], row["first"]) for row in csv.DictReader(tests.splitlines())}
+    assert f"{point.perplexity:.4f}" in (tmp_path / "report.md").read_text("utf-8")
+    row = next(row for row in read("report.csv") if row["spec"] == "rkv@every=16")
+    assert (float(row["perplexity"]), row["holds_budget"]) == (point.perplexity, "False")
+    written = {(row["measure"], row["first"]) for row in read("report-tests.csv")}
     assert written == {(m, f) for m in ("solved", "nats per token") for f in ("h2o", "full")}
-    (kept,) = (
-        each
-        for each in json.loads(plain)["tasks"][0]["points"]
-        if each["perplexity"] == point.perplexity
-    )
-    assert kept["nats"]["mean"] == point.nats.mean
 
 
 def test_the_example_of_the_page_is_a_sweep():
@@ -131,35 +118,6 @@ def test_the_example_of_the_page_is_a_sweep():
         ("perplexity@window=160,prompt=64", ("smollm2",)),
     ]
     assert sweep.parts[1].measured == 0 and not sweep.parts[1].to_first_error
-
-
-# --- the commands --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "measure"),
-    [
-        (
-            "perplexity",
-            ("--window", "44", "--prompt", "10", "--windows", "2", "--feed", "steps"),
-            "nats per token",
-        ),
-        ("needle", ("--lengths", "200", "--depths", "1", "--trials", "3"), "solved"),
-    ],
-)
-def test_commands_test_pairs_and_mark_rows_above_their_budget(
-    command, options, measure, place, printed, data, computed_once
-):
-    arguments = [command, "--text", place / "text.txt", "--model", place / "model"]
-    arguments += [*options, "--methods", "h2o rkv@every=16", "--budgets", "20"]
-    arguments += ["--block-size", "16", "--pairs", "h2o rkv@every=16"]
-    found = data(*arguments)
-    assert {(each["first"], each["measure"]) for each in found["tests"]} == {("h2o", measure)}
-    assert {each["first"] for each in found["gains"]} == {"h2o", "rkv@every=16"}
-    held = {row.get("spec") or row["method"]: row["holds_budget"] for row in found["rows"]}
-    assert (held["h2o"], held["rkv@every=16"]) == (True, False)
-    shown = printed(*arguments)
-    assert "20 †" in shown and f"pairs by {measure}" in shown
 
 
 # --- drafts: the compressed cache drafts, the full cache verifies --------------------------------

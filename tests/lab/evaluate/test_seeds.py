@@ -1,9 +1,7 @@
 """A job draws by its seed alone: whoever does it, in whatever order, after whatever else."""
 
 import random
-import sys
 from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,55 +10,13 @@ import torch
 from kvlab.fast.lab import points
 from kvlab.fast.lab.points import Row, measure_points
 from kvlab.fast.lab.sweep import jobs as doing
-from kvlab.fast.lab.sweep.jobs import in_processes, in_this_process
+from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.fast.lab.sweep.plan import make_plan
+from kvlab.fast.methods import knorm as fast
 from kvlab.reference.generators import seeded
-from support.outside import methods_named
+from kvlab.reference.methods import knorm as reference
+from support.sampling import slow
 from support.sweeping import short_sweep
-
-DRAWN = '''
-"""Draws from the generators that a process shares."""
-
-import random
-from dataclasses import dataclass
-
-import numpy as np
-
-from kvlab.reference import Edges, Entries, EveryBlock, Method, Needs, Policy, Score
-
-
-@dataclass(frozen=True)
-class Shared(Score):
-    needs = Needs(rows="none")
-
-    def score(self, state, seen, candidates, room):
-        return np.random.random(seen.positions.shape) + random.random()
-
-
-@dataclass(frozen=True)
-class Drawn(Method):
-    name = "drawn"
-
-    def policy(self, budget):
-        return Policy(self.name, Shared(), EveryBlock(), Edges(recent=1), Entries(budget))
-'''
-
-FAST = """
-import random
-
-import numpy as np
-import torch
-from drawn import Shared
-
-from kvlab.fast import Score, twin_of
-
-
-@twin_of(Shared)
-class FastShared(Score):
-    def score(self, state, seen, candidates, room):
-        return torch.rand(seen.positions.shape) + random.random() + float(np.random.random())
-"""
-
 
 LEGACY = np.random.mtrand._rand
 """The generator behind `numpy.random.random` and its like."""
@@ -105,16 +61,21 @@ def states():
 
 
 @pytest.fixture
-def drawing(tmp_path):
-    for name, source in (("drawn", DRAWN), ("fast_drawn", FAST)):
-        (tmp_path / f"{name}.py").write_text(source)
-    with methods_named(tmp_path / "drawn.py", tmp_path / "fast_drawn.py"):
-        yield
-    sys.modules.pop("drawn", None)
+def drawing(monkeypatch):
+    """Let Knorm draw from the generators that a process shares, on both sides."""
+
+    def drawn(self, state, seen, candidates, room):
+        return LEGACY.random(seen.positions.shape) + random.random()
+
+    def drawn_in_tensors(self, state, seen, candidates, room):
+        return torch.rand(seen.positions.shape) + random.random() + float(LEGACY.random())
+
+    monkeypatch.setattr(reference.KeyNorm, "score", drawn)
+    monkeypatch.setattr(fast.KeyNorm, "score", drawn_in_tensors)
 
 
 def planned(backend, seeds=(0,)):
-    wanted = {"methods": ["drawn", "random"], "problems": 2, "batch": 1, "seeds": list(seeds)}
+    wanted = {"methods": ["knorm", "random"], "problems": 2, "batch": 1, "seeds": list(seeds)}
     return list(make_plan(short_sweep(**wanted, measured=1, backend=backend)).jobs())
 
 
@@ -126,7 +87,7 @@ def found(engine, jobs):
     }
 
 
-@pytest.mark.parametrize("backend", ["fast", "reference"])
+@pytest.mark.parametrize("backend", ["fast", slow("reference")])
 def test_a_job_finds_the_same_in_any_order_after_any_other(backend, drawing):
     jobs = planned(backend)
     torch.manual_seed(0)
@@ -135,17 +96,10 @@ def test_a_job_finds_the_same_in_any_order_after_any_other(backend, drawing):
     assert found(in_this_process, jobs[::-1]) == first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["fast", "reference"])
-def test_a_job_finds_the_same_in_any_process(backend, drawing):
-    jobs = [job for job in planned(backend) if job.method == "drawn"]
-    assert found(partial(in_processes, workers=2), jobs) == found(in_this_process, jobs)
-
-
 def test_without_seeds_a_job_would_find_something_else(drawing, monkeypatch):
     monkeypatch.setattr(doing, "seeded", lambda *key: nullcontext())
     job = planned("fast")[0]
-    assert job.method == "drawn"
+    assert job.method == "knorm"
     assert found(in_this_process, [job]) != found(in_this_process, [job])
 
 
@@ -160,7 +114,7 @@ def test_whether_a_process_makes_anew_what_it_keeps_changes_nothing_that_is_draw
 
 
 def test_every_seed_and_batch_draws_anew(drawing):
-    jobs = [job for job in planned("fast", (0, 3)) if job.method == "drawn"]
+    jobs = [job for job in planned("fast", (0, 3)) if job.method == "knorm"]
     assert [job.draw_seed for job in jobs] == [0, 1009, 3, 1012]
     assert len({job.id for job in jobs}) == 4
 

@@ -37,7 +37,7 @@ from kvlab.reference.methods import read
 from kvlab.reference.models import reasoner_directory
 from support.outside import SOURCE, methods_named, write_files
 from support.running import invoke
-from support.sweeping import SMALL, Gate, kvlab, results, short_sweep, wait_until
+from support.sweeping import SMALL, kvlab, results, short_sweep, wait_until
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 FOUND = {}
@@ -240,13 +240,6 @@ def test_every_problem_has_a_row(small):
     assert all(row.output_error is None for row in by_method["h2o", 49] if row.problem)
 
 
-def test_a_job_done_twice_finds_the_same(small, tmp_path):
-    plan, directory = small
-    job = next(job for job in plan.jobs() if job.method == "nacl" and job.measured)
-    rows = [replace(row, seconds_per_token=None) for row in doing.do_job(job)]
-    assert rows == [row for row in results(directory) if row.job == job.id]
-
-
 # --- what is kept --------------------------------------------------------------------------------
 
 
@@ -304,17 +297,6 @@ def test_a_process_that_is_killed_fails_its_job_and_others_do_the_rest(
     ]
     assert (ran.done, len(pools)) == (15, 2)
     assert len(results(tmp_path)) == 15
-
-
-def test_what_goes_wrong_in_a_job_is_reported(common, tmp_path, monkeypatch):
-    def fail(job):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(doing, "do_job", fail)
-    assert invoke(*common).exit_code == 1
-    (written,) = (tmp_path / "out" / FAILURES).iterdir()
-    assert "RuntimeError: out of memory" in written.read_text()
-    assert "in fail" in written.read_text()
 
 
 def test_what_an_older_kvlab_has_left_counts_and_is_named(small, tmp_path, capsys):
@@ -478,26 +460,4 @@ def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path, monkeypat
     assert "nothing that was done is lost" in " ".join(stopped.stderr.split())
     monkeypatch.setattr(engine, again)
     assert invoke(*command).exit_code == 0
-    assert results(out) == results(directory)
-
-
-@pytest.mark.slow
-def test_two_commands_share_a_sweep_and_a_kill_loses_only_the_job_that_was_running(small, tmp_path):
-    """Both hold at RaaS; the first is then killed with SIGKILL, and the other does its job, too."""
-    _, directory = small
-    gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
-    command = ("sweep", str(directory / "sweep.toml"), "--out", str(out), "--json")
-    with (
-        kvlab(*command, before=gate.holding("jobs")) as first,
-        kvlab(*command, before=gate.holding("jobs")) as second,
-    ):
-        gate.wait_until_held(first, workers=2)
-        done = len(results(out))
-        first.kill()
-        first.wait()
-        gate.open()
-        said, why = second.communicate(timeout=900)
-    assert second.returncode == 0, why
-    assert json.loads(said)["jobs"] == 16
-    assert 0 < 16 - json.loads(said)["done now"] < done
     assert results(out) == results(directory)

@@ -10,39 +10,12 @@ from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner
 from kvlab.fast.lab.training.small_model import IGNORED, Training
 from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe
 from kvlab.reference.tasks import jumps
-from kvlab.reference.tasks.jumps import STEP, Size, Y
+from kvlab.reference.tasks.jumps import STEP
 from study import train_restated
 from support.sampling import slow
 
 SMALL = tuple(replace(stage, tokens=300) for stage in train_jumps.STAGES)
 """Batches that take a moment."""
-
-
-@torch.no_grad()
-def attention(text: str) -> list[torch.Tensor]:
-    """Return the probabilities ``[heads, queries, keys]`` of each layer of the untrained model."""
-    model = Curriculum.model(seed=0)
-    model.set_attn_implementation("eager")
-    ids = torch.tensor([[Curriculum.ids()[token] for token in text.split(" ")]])
-    return [layer[0] for layer in model(ids, output_attentions=True).attentions]
-
-
-def test_the_first_layer_starts_by_looking_back():
-    first, *_ = attention(jumps.held_out(1)[0].text)
-    for head, distance in zip(first, train_jumps.LOOK_BACK, strict=True):
-        assert head.diagonal(-distance).min() > 0.99
-
-
-def test_the_second_layer_starts_by_finding_the_operands_of_the_same_label():
-    problem = jumps.held_out(1, size=Size(fewest=10, most=25))[0]
-    text, (_, second, *_) = problem.text.split(" "), attention(problem.text)
-    found = []
-    for label in range(problem.tokens - STEP * len(problem.steps) - 2, problem.tokens - 2, STEP):
-        same = np.flatnonzero(np.array(text[:label]) == text[label])
-        x, y = second[0, label, same + 1].sum(), second[2, label + Y - 1, same + Y].sum()
-        found.append((float(x), float(y), len(same) / label))
-    x, y, by_chance = np.mean(found, axis=0)
-    assert x > 20 * by_chance and y > 20 * by_chance
 
 
 def test_batches_ask_for_solutions_and_for_sums_of_drills():
@@ -80,20 +53,6 @@ def test_the_look_ups_stay_while_they_are_held(tmp_path):
         after = train_jumps.look_ups(training.model)
         same = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
         assert same == [stage == 0] * 6
-
-
-def test_entries_of_restated_programs_are_hidden_from_later_queries():
-    curriculum = train_restated.Curriculum(train_restated.Recipe())
-    (once,), (twice,) = (jumps.held_out(1, size=Size(1, 6, 2, 9, copies)) for copies in (1, 2))
-    empty = torch.zeros(3, 60, dtype=torch.long)
-    assert curriculum.mask(small_model.Batch(empty, empty, [once])) is None
-    mask = curriculum.mask(small_model.Batch(empty, empty, [twice]))
-    hidden, newest = mask.isinf(), train_restated.NEWEST
-    age = torch.arange(60)[:, None] - torch.arange(60)
-    assert hidden[..., age < 0].all() and not hidden[..., (age >= 0) & (age < newest)].any()
-    assert 0 < hidden[:, :, -1].float().mean() < 0.35 and not hidden[..., 0].any()
-    assert torch.equal(hidden[:, ::2], hidden[:, 1::2])
-    assert not torch.equal(hidden[:, 0], hidden[:, 2])
 
 
 @pytest.mark.parametrize(
