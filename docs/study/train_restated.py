@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from kvlab.fast.lab.training import small_model, train_jumps
-from kvlab.fast.lab.training.small_model import Batch
 from kvlab.reference.models import embedded_directory
+from study.training import small_model, train_jumps
+from study.training.small_model import Batch
 
 HIDDEN = {1: 0.0, 2: 0.35, 3: 0.5, 5: 0.6}
 """Copies in a batch, and the largest probability with which an entry is hidden."""

@@ -1,8 +1,8 @@
-"""Train this model on a GPU: ``python docs/study/models/jumps_2000/train.py OUT SECONDS``.
+"""Train this model on a GPU: ``PYTHONPATH=docs python …/jumps_2000/train.py OUT SECONDS``.
 
 Without SECONDS, count the held-out programs that the model in OUT runs right.
 
-It differs from `kvlab.fast.lab.training.train_jumps` in width, head dimension, RoPE base, sizes of
+It differs from `study.training.train_jumps` in width, head dimension, RoPE base, sizes of
 programs, and in a learning rate that falls with time in place of steps.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from kvlab.fast.lab.training import small_model, train_jumps
-from kvlab.fast.lab.training.train_jumps import LONG, MIDDLE, SHORT, Stage
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import SIZES, Size
+from study.training import small_model, train_jumps
+from study.training.train_jumps import LONG, MIDDLE, SHORT, Stage
 
 SHORT_2, HALF_2 = Size(2, 6, 2, 20), Size(2, 6, 40, 80)
 SHORT_3, HALF_3 = Size(3, 6, 2, 30), Size(3, 6, 60, 140)

@@ -1,4 +1,4 @@
-"""Train the embedded reasoner: ``python -m kvlab.fast.lab.training.train_reasoner --out DIR``.
+"""Train the reasoner: ``PYTHONPATH=docs python -m study.training.train_reasoner --out DIR``.
 
 What made it learn: a fact is one token; a fact's embedding starts as the sum of its name's and its
 digit's; a step of the solution has as many tokens as its definition; problems grow in stages, as
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from kvlab.fast.lab.training import small_model
-from kvlab.fast.lab.training.small_model import Batch
 from kvlab.reference.tasks import reasoning
+from study.training import small_model
+from study.training.small_model import Batch
 
 
 @dataclass(frozen=True)

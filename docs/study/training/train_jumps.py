@@ -1,4 +1,4 @@
-"""Train the jump-program model: ``python -m kvlab.fast.lab.training.train_jumps --out DIR``.
+"""Train the jump-program model: ``PYTHONPATH=docs python -m study.training.train_jumps --out DIR``.
 
 The command goes on where its last checkpoint was written if it was stopped.
 
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from kvlab.fast.lab.training import small_model
-from kvlab.fast.lab.training.small_model import Batch
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Line, Problem, Size
+from study.training import small_model
+from study.training.small_model import Batch
 
 ROPE_THETA = 1e5
 LOOK_BACK = (1, 3, 4, 5)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner
-from kvlab.fast.lab.training.small_model import IGNORED, Training
-from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import STEP
 from study import train_restated
+from study.training import small_model, train_jumps, train_reasoner
+from study.training.small_model import IGNORED, Training
+from study.training.train_jumps import Curriculum, Recipe
 from support.sampling import slow
 
 SMALL = tuple(replace(stage, tokens=300) for stage in train_jumps.STAGES)
