@@ -9,6 +9,7 @@ from kvlab.reference.generate import generate
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.transformer import end_of_text, load_tokenizer
+from study import one_entry
 from support.site import module
 
 playground_page = module("playground_page")
@@ -167,8 +168,7 @@ def test_the_page_plays_by_itself_and_the_tour_mends_the_answer(reader, address)
 def test_a_failure_is_found_and_a_protected_token_stays(opened):
     page = opened(method="streaming_llm", budget="70%")
     run(page)
-    verdict = page.locator(".pg-verdict").first
-    assert verdict.inner_text().startswith("✗ Wrong from token")
+    page.locator(".pg-verdict", has_text="✗ Wrong from token").wait_for()
     assert page.locator(".pg-text .pg-wrong").count() == 1
     button = page.locator(".pg-missed button").first
     position = int(button.inner_text().partition(", token ")[2].split(":")[0])
@@ -183,6 +183,79 @@ def test_a_failure_is_found_and_a_protected_token_stays(opened):
     page.click(".pg-protected button")
     wait_until(page, "done")
     assert "pg-l0" in (token.get_attribute("class") or "").split()
+
+
+def test_the_scores_say_why_an_entry_goes(opened):
+    page = opened(method="h2o", budget="30%")
+    page.click("text=Every entry of one head")
+    page.get_by_label("One token on").click()
+    table = page.locator(".pg-scroll table").first
+    table.wait_for()
+    rows = page.evaluate("""() =>
+        [...document.querySelectorAll('.pg-scroll tbody tr')].map(({ cells }) =>
+            [Number(cells[1].textContent), Number(cells[2].textContent), cells[4].textContent])""")
+    head = page.evaluate("""() => {
+        const { positions, fates, scores } = kvlabPlayground.left.run.frames[0].layers[0][0];
+        return { positions: [...positions], fates: [...fates], scores: [...scores] }; }""")
+    going = {p for p, fate in zip(head["positions"], head["fates"], strict=True) if fate == 3}
+    assert going and {row[0] for row in rows if row[2].startswith("evicted")} == going
+    staying = [row for row in rows if row[2].startswith("kept: ")]
+    assert max(row[1] for row in rows if row[0] in going) <= min(row[1] for row in staying)
+    position = min(going)
+    page.click(f"#pg-method-{position}")
+    cell = page.locator(".pg-facts tbody tr").first.locator("td").first
+    assert cell.inner_text().startswith("evicted: score")
+
+
+def test_beside_a_method_stands_random_eviction_under_its_own_protection(opened):
+    page = opened(method="caote:h2o", budget="70%")
+    page.click("text=Compare two")
+    assert page.evaluate("kvlabPlayground.panes.map(pane => pane.spec)") == ["caote:h2o", "h2o"]
+    page.click("text=Show one")
+    assert page.locator(".pg-pane:visible").count() == 1
+    page.click("text=Compare with its control")
+    page.get_by_label("first method: its score").select_option("")  # the control follows
+    run(page)
+    state = page.evaluate("() => kvlabPlayground.state")
+    pair = ["h2o", "random:h2o"]
+    assert [state["method"], state["with"]] == pair
+    budget, prompt = page.evaluate("() => [kvlabPlayground.budget, kvlabPlayground.promptText]")
+    written = [words(page, pane) for pane in (0, 1)]
+    assert written == [expected_words(FIRST, spec, budget, prompt) for spec in pair]
+    assert written[0] != written[1] and not page.is_visible("text=Compare with its control")
+
+
+def test_two_caches_show_where_they_part_and_which_value_decided(opened):
+    """At the step to which CAOTE's page links; ``tests/study`` holds it against the reference."""
+    choice, _ = one_entry.find()
+    chosen, other = choice.positions
+    step = choice.seen - len(SITE[FIRST]["prompts"][0].split(" "))
+    asked = {"method": "h2o", "with": "caote:h2o", "budget": "50%", "problem": f"{FIRST}-0"}
+    page = opened(**asked, token=str(chosen), step=str(step))
+    page.locator(".pg-weighed table").nth(1).wait_for()
+    rows = page.evaluate("""() => [...document.querySelectorAll(".pg-weighed")].map(pane =>
+        [...pane.querySelectorAll("tbody tr")].map(row =>
+            [...row.cells].map(cell => cell.textContent)))""")
+    numbers = [
+        [f"{100 * choice.weights[j]:.2f} %"]
+        + [f"{numbers[j]:.3g}" for numbers in (choice.distances, choice.errors)]
+        for j in choice.places
+    ]
+    for pane, order in zip(rows, (slice(None), slice(None, None, -1)), strict=True):
+        assert [row[1:] for row in pane] == numbers[order]
+        names = zip(pane, (chosen, other)[order], strict=True)
+        assert all(f"token {position}" in row[0] for row, position in names)
+        assert "evicted here" in pane[0][0]
+    assert "moves the output least" in rows[1][0][0]
+    marks = {}
+    for position in (chosen, 0):
+        classes = (
+            f"[...document.querySelectorAll('[id$=\"-{position}\"]')].map(each => each.classList)"
+        )
+        marks[position] = page.evaluate(
+            f"{classes}.map(own => ['pg-fewer', 'pg-more'].filter(mark => own.contains(mark)))"
+        )
+    assert marks == {chosen: [["pg-fewer"], ["pg-more"]], 0: [[], []]}
 
 
 def test_an_address_holds_the_state(opened, reader, address):

@@ -7,6 +7,7 @@ import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from support.running import python
+from support.sampling import slow
 from support.site import ROOT, module
 
 exercises, notebook_pages = module("exercises"), module("notebook_pages")
@@ -84,8 +85,8 @@ EXERCISES = {1: (["Count.", "It is even."], "answer = 2", "assert answer == 2")}
     [
         ("None", {1: ("answer = 3",)}, None),
         ("None", {1: ("answer = 2.0",)}, "the check accepted it"),
-        ("import warnings; warnings.warn('w')", {1: ("answer = 3",)}, "UserW"),
-        ("import torch", {1: ("answer = 3",)}, "ModuleNotFoundError"),
+        slow(("import warnings; warnings.warn('w')", {1: ("answer = 3",)}, "UserW")),
+        slow(("import torch", {1: ("answer = 3",)}, "ModuleNotFoundError")),
     ],
 )
 def test_the_runner_refuses_what_is_wrong(cell, wrong, message, monkeypatch):

@@ -252,11 +252,6 @@ def test_what_is_safe_joins_what_the_method_protects():
     assert nacl.protect.other.prompt
 
 
-def test_a_method_reads_its_own_option_of_that_name():
-    assert methods.get("h2o@recent=1", 8).protect.recent == 1
-    assert methods.get("raas@pin_prompt=false", 8).protect.prompt is False
-
-
 @pytest.mark.parametrize(
     ("written", "edges"),
     [

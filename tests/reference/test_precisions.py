@@ -127,12 +127,12 @@ def test_the_rotation_is_orthogonal_and_drawn_from_the_seed(d):
 
 
 def test_turboquant_by_hand():
-    """Rotated to (2, 1, -2)/3, of length 3; the centroids in three dimensions are ±1/4, ±3/4."""
+    """Rotated to (15, 12, -16)/25, of length 25; in three dimensions, centroids are ±1/4, ±3/4."""
     turn = turboquant.rotation(3, 0)
-    x = np.array([[2.0, 1.0, -2.0]]) @ turn
+    x = np.array([[15.0, 12.0, -16.0]]) @ turn
     codes, norm = TurboQuantMSE(2, 0).encode(x)
-    assert codes.tolist() == [[3 + (2 << 2) + (0 << 4)]] and norm.tolist() == [[3.0]]
-    expected = 3 * np.array([[3 / 4, 1 / 4, -3 / 4]]) @ turn
+    assert codes.tolist() == [[3 + (2 << 2) + (0 << 4)]] and norm.tolist() == [[25.0]]
+    expected = 25 * np.array([[3 / 4, 1 / 4, -3 / 4]]) @ turn
     np.testing.assert_allclose(TurboQuantMSE(2, 0).decode((codes, norm), 3), expected, atol=1e-6)
 
 

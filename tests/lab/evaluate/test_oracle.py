@@ -74,14 +74,6 @@ def test_reference_and_batch_write_the_same_under_the_oracle(backend, problems):
         assert list(generate(model, alone, prompt, asked.limit, asked.stop).tokens) == tokens
 
 
-def test_an_oracle_that_knows_another_problem_does_not_solve_this_one(backend, problems):
-    problem = max(problems, key=lambda each: each.tokens)
-    wrong = next_use(problem)[:, ::-1].copy()
-    policy = oracle_policy([wrong], least_memory(problem), jumps.STEP)
-    (written,) = backend.write(policy, request_of(backend, [problem]))
-    assert not jumps.grade(problem, backend.decode(written.tokens)).solution_correct
-
-
 # --- answers that end at their first error -------------------------------------------------------
 
 

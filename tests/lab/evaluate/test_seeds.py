@@ -96,6 +96,7 @@ def test_a_job_finds_the_same_in_any_order_after_any_other(backend, drawing):
     assert found(in_this_process, jobs[::-1]) == first
 
 
+@pytest.mark.slow
 def test_without_seeds_a_job_would_find_something_else(drawing, monkeypatch):
     monkeypatch.setattr(doing, "seeded", lambda *key: nullcontext())
     job = planned("fast")[0]

@@ -354,6 +354,7 @@ def test_a_plan_that_is_damaged_or_older_is_refused(tmp_path):
 # --- methods from outside ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_changed_code_of_outside_methods_is_run_again(tmp_path):
     """Jobs of kvlab's own methods are not, and each version of the code keeps its results."""
     files, found, done = write_files(tmp_path), [], []
