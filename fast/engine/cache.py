@@ -167,8 +167,10 @@ class LayerCache:
         self.ordered = True
         self.mixed: tuple[Storage, Storage] | None = None
         self._partners = Partners()
-        self.lowest_scores: Tensor | None = None
+        self.nan_if_any: Float[Tensor, "N _ 1"] | None = None
+        """NaN in rows in which a score has been NaN, else any number; None before a decision."""
         self._vacant: Int[Tensor, "N G 1"] | None = None
+        """Slot of each head that the next single token takes: see `has_vacant_slot`."""
         self.dtype = torch.float32
         """Number format of logits, probabilities and scores; known with the first entries."""
         self.triton = False
@@ -186,6 +188,15 @@ class LayerCache:
     def __len__(self) -> int:
         """Slots per head; between two steps one of them may be vacant."""
         return self.columns.count
+
+    @property
+    def has_vacant_slot(self) -> bool:
+        """Whether the next single token overwrites a slot of each head.
+
+        It is that of an entry that was evicted alone, or one that a CUDA graph has set aside for
+        the token that it captures.
+        """
+        return self._vacant is not None
 
     @property
     def sequences(self) -> int:
@@ -300,7 +311,7 @@ class LayerCache:
 
     def check_scores(self) -> None:
         """Raise ValueError if a score was NaN so far. Waits for the device."""
-        if self.lowest_scores is not None and self.lowest_scores.isnan().any():
+        if self.nan_if_any is not None and self.nan_if_any.isnan().any():
             raise ValueError("scores must not be NaN: the model's keys or values are no numbers")
 
     def settle(self) -> None:
@@ -329,8 +340,8 @@ class LayerCache:
                 storage.map_rows(changed, order)
         self.counts = tuple(self.counts[i] for i in order)
         self.demoted = tuple(self.demoted[i] for i in order)
-        if self.lowest_scores is not None:
-            self.lowest_scores = changed(self.lowest_scores)
+        if self.nan_if_any is not None:
+            self.nan_if_any = changed(self.nan_if_any)
 
     @classmethod
     def joined(cls, caches: Sequence["LayerCache"]) -> "LayerCache":
@@ -345,11 +356,11 @@ class LayerCache:
         whole.layers, whole.counts = len(caches), first.counts * len(caches)
         whole.demoted = first.demoted * len(caches)
         whole.ordered = all(cache.ordered for cache in caches)
-        lowest, whole.lowest_scores = [each.lowest_scores for each in caches], None
-        lowest = [scores for scores in lowest if scores is not None]
-        if len(lowest) == len(caches):
+        noted, whole.nan_if_any = [each.nan_if_any for each in caches], None
+        noted = [marks for marks in noted if marks is not None]
+        if len(noted) == len(caches):
             heads = whole.positions.shape[1]
-            whole.lowest_scores = torch.cat([scores.expand(-1, heads, 1) for scores in lowest])
+            whole.nan_if_any = torch.cat([marks.expand(-1, heads, 1) for marks in noted])
         return whole
 
     def copied(self, layer: int) -> "LayerCache":
@@ -366,8 +377,8 @@ class LayerCache:
         part._partners = Partners()
         if self.mixed is not None:
             part.mixed = (self.mixed[0].copy(), self.mixed[1].copy())
-        if self.lowest_scores is not None:
-            part.lowest_scores = self.lowest_scores[rows].clone()
+        if self.nan_if_any is not None:
+            part.nan_if_any = self.nan_if_any[rows].clone()
         if self._vacant is not None:
             part._vacant = self._vacant[rows]
             part.settle()

@@ -143,6 +143,21 @@ class Layers:
         """Caches that this step has still to store as the age of their entries says."""
         self._asks_again = 0
 
+    def share_or_separate(self, clock: BatchClock) -> None:
+        """Choose, before a block is given to the layers, whether they share a cache.
+
+        They share one for single tokens, if they can (`can_share`), and have their own for blocks.
+        They also part where the cache is uneven: a budget that differs from layer to layer left
+        unequally many entries, and each layer would have room for the most
+        (`LayerCache.even`). From then on `can_share` says no, until they have equally many again.
+        """
+        single = clock.positions.shape[1] == 1
+        if not self.shared:
+            if single:
+                self.join(clock)
+        elif not (single and self.groups[0].cache.even):
+            self.separate()
+
     def join(self, clock: BatchClock) -> None:
         """Let all layers share a cache from a single token on, if they can."""
         if self.can_share(clock.rows[0]):

@@ -55,7 +55,8 @@ class Score(Twin[ScoreSpec], ABC):
         """Rate the entries; one row for all heads where they decide together.
 
         ``state`` is what `observe` made of all blocks so far. Scores of other entries than the
-        candidates are ignored.
+        candidates are ignored. ``room`` is how many candidates of each row will be kept: of a
+        `Budget.room` the part that there are candidates for.
         """
 
     def retention(self, state: State, seen: Observation, candidates: Candidates) -> "Retention":

@@ -1,9 +1,17 @@
 """One step, from top to bottom: append a block, attend, observe, decide, apply the decision.
 
-`begin` comes before all layers of the model, `attend` is called once for each of them, and `finish`
-ends the step. A layer that decides alone ends its step within `attend`. Layers that share a cache,
-and layers that decide together, end it in `finish`: what was one operation per layer is then one
-for all.
+For each block of tokens, `begin` is called once before all layers of the model, `attend` once for
+each of them in order, and `finish` once after all. Who opens the step of a group of layers, and
+where the score observes and the policy decides (`_finish`), depends on the group:
+
+| a group is | its step is opened in | and ended in |
+|---|---|---|
+| one layer that decides alone | `attend` | `attend` |
+| one of the layers that decide together (``joins_layers``) | `attend` | `finish` |
+| all layers, which share a cache | `begin` | `finish`: one operation for all of them |
+| one layer whose token only attends | nowhere: there is no step | |
+
+vLLM's plug-in, which attends by itself, calls `decide` and `apply` alone (`vllm/turns.py`).
 
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many it
 evicts, follows from the clock alone. Where a method's rule depends on data (DesireKV spares
@@ -45,12 +53,7 @@ def begin(layers: Layers, clock: BatchClock) -> None:
     """Take in that all layers are about to be given a block."""
     with in_own_formats():
         assert not layers.aging, "the last step was not finished"
-        single = clock.positions.shape[1] == 1
-        if not layers.shared:
-            if single:
-                layers.join(clock)
-        elif not (single and layers.groups[0].cache.even):
-            layers.separate()
+        layers.share_or_separate(clock)
         if layers.shared:
             (group,) = layers.groups
             _open_step(group, clock.to(group.cache.positions.device))
@@ -60,7 +63,9 @@ def _open_step(group: Group, clock: BatchClock) -> Step:
     """Begin the step of a group; where layers share a cache, open slots for their token.
 
     The score observes a token later if no decision is due: not with Triton, whose kernels return
-    probabilities at no cost, and not the first token, with which it is known what computes.
+    probabilities at no cost, and not the first token, whose keys say whether Triton computes
+    (`LayerCache.append`). Tokens that wait are observed before anything else is: here, if a longer
+    block comes, or in `_observe`.
     """
     policy, cache = group.policy, group.cache
     single, due = clock.positions.shape[1] == 1, policy.due(clock)
@@ -68,7 +73,9 @@ def _open_step(group: Group, clock: BatchClock) -> Step:
         group.catch_up()
     reads = policy.reads(clock) != "none"
     may_wait = policy.may_wait and cache.counts != () and not cache.triton
-    may_wait = may_wait and cache._vacant is None  # a captured token observes itself
+    # A token that a CUDA graph captures has a vacant slot (`TokenGraph` in huggingface/graphs.py).
+    # It must observe itself: a replay runs no code of the host, which would let it wait.
+    may_wait = may_wait and not cache.has_vacant_slot
     waits = single and reads and may_wait and not any(due)
     every = clock.of_layers(cache.layers, group.prompt)
     group.prompt = every.prompt
@@ -97,18 +104,24 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
             policy.specification.check_block(block)
         if layers.shared:
             assert group.step is not None
-            return _attend(group, group.step, place, block)
+            return _append_and_attend(group, group.step, place, block)
         if policy.only_attends(block.clock) and not (group.waiting or layers.watch):
             return _only_attend(layers, group.cache, block)
         step = _open_step(group, block.clock)
-        _attend(group, step, place, block)
+        _append_and_attend(group, step, place, block)
         if not policy.joins_layers:
             _finish(layers, [group])
+        # With evict_before_attend `_finish` replaces the output. Outputs that are returned before
+        # it, here and above, are final: `reference.policy.Policy` refuses this option with
+        # joins_layers, and layers whose policy has it never share a cache (`Policy.is_plain`).
         return step.outputs[-1]
 
 
 def _only_attend(layers: Layers, cache: LayerCache, block: Block) -> Queries:
-    """Append a token and attend; `finish` stores what has come of age in all layers at once."""
+    """Append a token and attend without a step: no score observes it, and nothing is evicted.
+
+    `finish` stores what has come of age in all layers at once.
+    """
     if layers.policy.stores_by_age:
         layers.aging.append(cache)
     cache.release_state()
@@ -117,8 +130,12 @@ def _only_attend(layers: Layers, cache: LayerCache, block: Block) -> Queries:
     return attend_as_needed(needs, False, queries, None, view)[0].to(block.keys.dtype)
 
 
-def _attend(group: Group, step: Step, place: int, block: Block) -> Queries:
-    """Append a block and attend; keep in its step what the score and the decision read of it."""
+def _append_and_attend(group: Group, step: Step, place: int, block: Block) -> Queries:
+    """Append a block and attend; keep in its step what the score and the decision read of it.
+
+    The attention itself is `attend_as_needed` of one token, and `attend_in_parts` of several, which
+    may let the score observe meanwhile.
+    """
     policy, cache = group.policy, group.cache
     single, shared = block.queries.shape[3] == 1, cache.layers > 1
     view = _write(step, cache, place, block) if shared else _append(cache, block)
@@ -193,7 +210,10 @@ def finish(layers: Layers) -> None:
 
 
 def _finish(layers: Layers, groups: Sequence[Group]) -> None:
-    """End steps: the score observes, the policy decides, and the decision is applied."""
+    """End steps: the score observes, the policy decides, and the decision is applied.
+
+    ``groups`` are all that have a step if layers decide together: all observe before one decides.
+    """
     policy = layers.policy
     every = [_observe(group) for group in groups]
     for group, seen in zip(groups, every, strict=True):
@@ -223,7 +243,8 @@ def _observe(group: Group) -> Observation | None:
         return None
     seen = _observation(group, step)
     if step.waits:
-        seen.view = LayerView(group.cache, seen.view.softcap)  # it holds no converted keys
+        # a fresh view, so that the waiting observation does not keep float32 copies alive
+        seen.view = LayerView(group.cache, seen.view.softcap)
         group.waiting.append(seen)
         if len(group.waiting) == MOST_WAITING:
             group.catch_up()
@@ -237,14 +258,21 @@ def _observe(group: Group) -> Observation | None:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is evicted, and why."""
+    """What is evicted, and why. `decide` returns one of four things, and `apply` acts on it:
+
+    | what is decided | ``scores`` | ``keep`` | ``evicted_slot`` |
+    |---|---|---|---|
+    | one entry of each head leaves, in place | given | None | its slot |
+    | several leave, and the cache is compacted | given | the others | None |
+    | none leaves, but some may be quantised | None | every slot | None |
+    | nothing: None in place of a decision | | | |
+    """
 
     scores: Scores | None
-    """None if nothing has to be evicted."""
     protected: Marks | None
+    """Entries that could not leave; None if all could."""
     keep: KeepSet | None = None
     evicted_slot: Int[Tensor, "N G 1"] | None = None
-    """Slot of the one entry that each head evicts; None if it evicts more, and has to compact."""
 
 
 def decide(
@@ -252,29 +280,32 @@ def decide(
 ) -> Decision | None:
     """Return what is kept: protected entries and the best of the rest; None if nothing is to do.
 
-    ``of_layers``: what every layer saw, where layers decide together and have a cache each.
+    ``due`` says of every sequence whether to decide now, as `Policy.due` does. ``of_layers``: what
+    every layer saw, where layers decide together and have a cache each.
     """
     cache, quantises = seen.cache, policy.precision.quantises
     protected = policy.protect.protected(seen)
-    leaving, room = plan(policy, seen, due, protected)
-    if not any(leaving):
+    evicting, kept = plan(policy, seen, due, protected)
+    if not any(evicting):
         every = KeepSet(_every_slot(seen), cache.counts)
         return Decision(None, protected, every) if quantises else None
     candidates = None if protected is None else ~protected
     if policy.joins_layers:
-        scores = _mean_over_layers(policy, of_layers or [seen], candidates, room)
+        scores = _mean_over_layers(policy, of_layers or [seen], candidates, kept)
     else:
-        scores = policy.score.score(cache.state, seen, candidates, room)
+        scores = policy.score.score(cache.state, seen, candidates, kept)
+    # Codes lie in tables without vacant slots, `first_to_go` does not know which slots are empty,
+    # and `attend_survivors` needs the keep set.
     in_place = not (quantises or cache.ragged or policy.specification.evict_before_attend)
-    if in_place and set(leaving) == {1}:
+    if in_place and set(evicting) == {1}:
         slot, lowest = first_to_go(scores, protected, seen.positions)
-        _note_lowest(cache, lowest)
+        _note_nan(cache, lowest)
         return Decision(scores, protected, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
     lowest = scores.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
-    _note_lowest(cache, lowest.amin(-1, keepdim=True))
-    kept = [count - gone for count, gone in zip(cache.counts, leaving, strict=True)]
-    slots = keep_slots(scores, protected, seen.positions, kept, cache.ordered)
-    return Decision(scores, protected, KeepSet(slots, kept))
+    _note_nan(cache, lowest.amin(-1, keepdim=True))
+    counts = [count - gone for count, gone in zip(cache.counts, evicting, strict=True)]
+    slots = keep_slots(scores, protected, seen.positions, counts, cache.ordered)
+    return Decision(scores, protected, KeepSet(slots, counts))
 
 
 def first_to_go(
@@ -301,31 +332,37 @@ def _every_slot(seen: Observation) -> Slots:
 
 
 def _mean_over_layers(
-    policy: Policy, of_layers: OfLayers, candidates: Marks | None, room: Sequence[int]
+    policy: Policy, of_layers: OfLayers, candidates: Marks | None, kept: Sequence[int]
 ) -> Scores:
-    """Rate the entries of layers that decide together, whose slots are alike, by their mean."""
+    """Rate the entries of layers that decide together, whose slots are alike, by their mean.
+
+    Where layers have a cache each, `_finish` decides about one after the other, and this is called
+    for each of them. The mean is made once: whichever layer asks, it is in the memo of the first
+    layer's clock.
+    """
     every = [seen for seen in of_layers if seen is not None]
 
     def rated(seen: Observation) -> Scores:
-        return policy.score.score(seen.cache.state, seen, candidates, room)
+        return policy.score.score(seen.cache.state, seen, candidates, kept)
 
-    (first, *_), layers = every, every[0].cache.layers
-    if layers == 1:
+    (first, *_), layers_in_cache = every, every[0].cache.layers
+    if layers_in_cache == 1:
         return first.clock.once("mean", lambda: torch.stack([rated(x) for x in every]).mean(0))
-    scores = rated(first).unflatten(0, (layers, -1))
+    scores = rated(first).unflatten(0, (layers_in_cache, -1))
     return scores.mean(dim=0, keepdim=True).expand_as(scores).flatten(0, 1)
 
 
 def plan(
     policy: Policy, seen: Observation, due: Sequence[bool], protected: Marks | None
 ) -> tuple[list[int], list[int]]:
-    """Return for every sequence how many entries are evicted, and how many candidates are kept.
+    """Return for every row of the cache how many entries are evicted, and candidates kept.
 
-    All layers share the answer if it follows from the clock and the counts alone: the memo is of
-    all layers.
+    Candidates are what is not protected. What is kept of them is never negative, unlike the
+    `Budget.room` from which `divided` makes it. All layers share the answer if it follows from the
+    clock and the counts alone: the memo is of all layers.
     """
     cache, clock = seen.cache, seen.clock
-    key = ("plan", cache.counts, cache.demoted)
+    key = ("plan", cache.counts, cache.demoted, tuple(due))
     if key in clock.memo:
         return clock.memo[key]
     entries = [count - gone for count, gone in zip(cache.counts, cache.demoted, strict=True)]
@@ -335,13 +372,13 @@ def plan(
     if not alike:  # layers may hold unequally many
         known = [policy.plan(*row) for row in rows]
     plans = [
-        each or _plan_by_data(policy, seen, number, entries[number], protected)
+        _plan_by_data(policy, seen, number, entries[number], protected) if each is None else each
         for number, each in enumerate(known)
     ]
-    leaving, room = map(list, zip(*plans, strict=True))
+    evicting, kept = map(list, zip(*plans, strict=True))
     if alike:
-        clock.memo[key] = leaving, room
-    return leaving, room
+        clock.memo[key] = evicting, kept
+    return evicting, kept
 
 
 def _plan_by_data(
@@ -355,18 +392,23 @@ def _plan_by_data(
     return divided(entries, count, policy.budget.room_in(seen, number, entries, count, protected))
 
 
-def _note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
-    """Remember whether a score was NaN, which a maximum keeps, without waiting for the device."""
-    if cache.lowest_scores is None:
-        cache.lowest_scores = lowest
+def _note_nan(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
+    """Remember whether a score was NaN: then so are the lowest one, and every maximum from then on.
+
+    Nothing waits for the device; `LayerCache.check_scores` does, when it is asked.
+    """
+    if cache.nan_if_any is None:
+        cache.nan_if_any = lowest
     else:
-        cache.lowest_scores = torch.maximum(cache.lowest_scores, lowest)
+        cache.nan_if_any = torch.maximum(cache.nan_if_any, lowest)
 
 
 def apply(policy: Policy, seen: Observation, decision: Decision | None) -> Queries | None:
     """Encode new entries, store what a decision keeps, and evict the rest.
 
-    Return the output over the kept entries, if the policy evicts before it attends.
+    The order matters: storing may add entries to the keep set, whose slots are counted before the
+    cache is compacted. Return the output over the kept entries, if the policy evicts before it
+    attends.
     """
     cache, keep, output = seen.cache, None, None
     if decision is not None and decision.evicted_slot is not None:

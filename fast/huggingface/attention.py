@@ -43,7 +43,7 @@ class UnsupportedModelError(ValueError):
 class CompressedLayer(CacheLayerMixin):
     """One attention layer whose entries a policy chooses."""
 
-    ALIKE = ("owner", "number", "place", "waiting", "block", "is_initialized")
+    ALIKE = ("owner", "number", "place", "waiting", "block_clock", "is_initialized")
 
     is_sliding = False
 
@@ -54,7 +54,7 @@ class CompressedLayer(CacheLayerMixin):
         self.number, self.place = number, place
         self.waiting: object = None
         """`Ticket.call` of the keys that `attention` has still to be given."""
-        self.block: Any = None
+        self.block_clock: Any = None
         """The `BatchClock` of the last block whose keys came."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -66,8 +66,8 @@ class CompressedLayer(CacheLayerMixin):
         """Hand the block's own keys and values on; `attention` takes them to the entries."""
         self.is_initialized = True
         text, closed = self.owner.text, self.owner.attachment.closed
-        runs = text.state is State.RUNNING and not closed
-        self.block = text.block if runs and text.block else text.running_block(closed)
+        clock = text.block_clock if text.state is State.RUNNING and not closed else None
+        self.block_clock = clock or text.running_block(closed)  # which says what is wrong
         self.waiting = object()
         tagged = key_states.view_as(key_states)
         setattr(tagged, TICKET, Ticket(self, self.waiting))
@@ -133,7 +133,7 @@ def attention(
     G = key.shape[1]
     if scaling is not None and not isclose(scaling, 1 / sqrt(d), rel_tol=1e-6):
         query = query.to(compute_dtype(query.dtype)) * (scaling * sqrt(d))
-    clock: BatchClock = layer.block
+    clock: BatchClock = layer.block_clock
     if clock.positions.device != query.device:
         clock = clock.to(query.device)
     if attention_mask is not None and attention_mask.numel() > 1:

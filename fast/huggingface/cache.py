@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from typing import Any, NoReturn
 
 import torch
@@ -16,7 +17,7 @@ from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.attention import CompressedLayer
 from kvlab.fast.huggingface.identity import writes_to
 from kvlab.fast.huggingface.padding import WindowLayer
-from kvlab.fast.huggingface.text import OneThread, Text
+from kvlab.fast.huggingface.text import Text
 from kvlab.fast.kernels.notation import Change, Float, Int, Tensor
 from kvlab.reference.observation import Clock
 
@@ -36,6 +37,23 @@ class CacheMemory:
     def entries(self) -> int:
         """Bytes of keys and values, with the scales and zero points of quantised ones."""
         return sum(layer.keys + layer.values + layer.scales for layer in self.layers)
+
+
+class OneThread:
+    """Keeps all threads but one away from a cache: others are refused, and do not wait."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ValueError(
+                "this cache is in use by another thread: wait for the thread to end, or give every "
+                "thread a cache of its own, cache.copy()"
+            )
+
+    def __exit__(self, *_: Any) -> None:
+        self._lock.release()
 
 
 class CompressedCache(Cache):
@@ -202,7 +220,7 @@ class CompressedCache(Cache):
         with self.used:
             self.text, layers = saving.load(self, Path(path), model_name)
             self.layers = self._layers_like(layers)
-            self.text.read_with = writes_to(self.attachment.model)
+            self.text.weights_version = writes_to(self.attachment.model)
 
     def close(self) -> None:
         """Restore the model, which is then called without this cache; what it holds stays."""

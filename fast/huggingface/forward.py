@@ -140,14 +140,14 @@ class Forward:
             if policy is not text.policy:
                 text.policy, text.layers = policy, Layers(policy, len(of.compressed), of.watch)
             text.clock.begin(prompts, inputs.device)
-            text.read_with = writes_to(self.model)
+            text.weights_version = writes_to(self.model)
         used = adapters_used(of.adapted) if of.adapted else ()
         if used not in text.clock.adapters:
             text.clock.adapters += (used,)
         padded = text.clock.padded or real is not None
         if text.state is State.GIVEN:
             text.ends_padded = real is not None and not bool(real[:, -1].all())
-        text.clock.note_call(inputs, real, given=text.state is State.GIVEN)
+        text.clock.note_call(inputs, real, from_user=text.state is State.GIVEN)
         return padded
 
     def _block(
@@ -156,8 +156,8 @@ class Forward:
         """Begin a block, and return what the model is given for it; one logit at least."""
         columns, block = text.clock.columns, dict(given)
         width = part.stop - part.start
-        text.block = text.clock.advance(real, width)
-        begin(text.layers, text.block)
+        text.block_clock = text.clock.advance(real, width)
+        begin(text.layers, text.block_clock)
         if len(blocks.parts) > 1 or blocks.columns is not None:
             for name in BY_TOKEN:
                 if block.get(name) is not None:
@@ -171,7 +171,7 @@ class Forward:
         self._mask(block, text, width, padded, single and not text.model_counts_positions)
         placed = block.get("position_ids") is not None or text.model_counts_positions
         if not placed and "position_ids" in self.arguments.taken:
-            counted = text.block.positions.clamp(min=0).long()
+            counted = text.block_clock.positions.clamp(min=0).long()
             block["position_ids"] = counted + self.arguments.first_position
         block["use_cache"] = True
         block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
@@ -189,8 +189,8 @@ class Forward:
             return
         routed = setting(of.configs, block, "output_router_logits", True)  # its loss reads a mask
         if self.attachment.masks_nothing and single and not routed:
-            if self.no_mask.device != clock.text.device:
-                self.no_mask = self.no_mask.to(clock.text.device)
+            if self.no_mask.device != clock.fed.device:
+                self.no_mask = self.no_mask.to(clock.fed.device)
             block["attention_mask"] = self.no_mask
         elif padded:
             block["attention_mask"] = clock.mask_after(width)
@@ -199,7 +199,7 @@ class Forward:
         """Refuse a model that did not attend through `attention` in every layer."""
         text, layers = cache.text, [cache.layers[n] for n in self.attachment.compressed]
         text.check_open(self.attachment.closed)
-        wrong = [layer for layer in layers if layer.waiting or layer.block is not text.block]
+        wrong = [x for x in layers if x.waiting or x.block_clock is not text.block_clock]
         if not wrong:
             return
         idle = [layer.number for layer in layers if layer.waiting is not None]

@@ -118,7 +118,7 @@ def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
     """Say what is wrong with a text that does not continue the one in the cache."""
     ids, mask = given.get("inputs", given.get("input_ids")), given.get("attention_mask")
     clock, embeds = cache.text.clock, given.get("inputs_embeds")
-    held, text, model = clock.columns, clock.text, cache.attachment.model
+    held, text, model = clock.columns, clock.fed, cache.attachment.model
     if embeds is not None:
         return _wrong_embeddings(cache, embeds, mask)
     if ids is None or len(text) % len(ids):
@@ -136,7 +136,7 @@ def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
 
 def _wrong_embeddings(cache: CompressedCache, embeds: Tensor, mask: Tensor | None) -> str | None:
     """Say what is wrong with embeddings: `generate` drops as many as the cache has columns."""
-    new, held, text = embeds.shape[1], cache.text.clock.columns, cache.text.clock.text
+    new, held, text = embeds.shape[1], cache.text.clock.columns, cache.text.clock.fed
     if new <= held:
         return f"inputs_embeds gives {new} tokens, of which none is new, without the text before"
     if mask is not None and mask.shape[1] != new:

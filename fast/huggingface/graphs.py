@@ -95,7 +95,7 @@ class Change:
         if not first.even if layers.shared else layers.can_share(rows[0]):
             return None
         due = {policy.schedule.due(row) for row in rows}
-        vacant = first._vacant is not None
+        vacant = first.has_vacant_slot
         if due == {False}:
             return None if vacant else cls(False, 0, 0)
         if due != {True} or not policy.tensors_alone or not layers.shared:
@@ -117,7 +117,7 @@ Places = list[tuple[MutableMapping[str, Any], str]]
 def places_of(text: Text, change: Change) -> Places:
     """Return where a step of a text may put a new tensor, if there is one now."""
     clock = vars(text.clock)
-    of_cache = ("_vacant", "lowest_scores") if change.due else ()
+    of_cache = ("_vacant", "nan_if_any") if change.due else ()
     places: Places = [(clock, "_last"), (clock, "_prompt")]
     for group in text.layers.groups:
         own, stream = vars(group.cache), group.cache.state.stream

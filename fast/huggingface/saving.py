@@ -52,7 +52,7 @@ def save(cache: Any, path: Path, model_name: str | None) -> None:
             "active now: a context is saved if one choice of adapters has read all of it and is "
             "active"
         )
-    if not writes_to(model).items() <= text.read_with.items():
+    if not writes_to(model).items() <= text.weights_version.items():
         raise ValueError(
             "a weight of the model was changed or replaced since the cache read its text: save "
             "before that, or reset() the cache and read the text again"

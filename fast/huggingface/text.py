@@ -1,11 +1,15 @@
-"""The text that a cache holds: its state, its clock, and how sure the model was of each token."""
+"""What a cache holds: one text per row of its batch, which calls of the model continue.
+
+`Text` is all of it: what is done with it now (`State`), where its images are, and the layers with
+their entries. Its `StreamClock` counts tokens and columns, remembers what the model was fed, to
+compare it with what `generate` is given later, and how sure the model was of each token.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
-from threading import RLock
 from typing import Any, ClassVar
 
 import torch
@@ -37,7 +41,7 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Images:
-    """What is remembered of a text's images, under the name that models give it."""
+    """What models remember of a text's images, under the name that they give it."""
 
     ALIKE: ClassVar = ()
 
@@ -46,25 +50,37 @@ class Images:
 
 
 class Text:
-    """What a cache holds of one text: how far it is, and the entries that the policy keeps."""
+    """How far the texts of a batch are, and the entries that the policy keeps of them.
 
-    ALIKE = ("state", "policy", "block", "read_with", "model_counts_positions", "ends_padded")
-    """Attributes that all rows have in common; `map_rows` moves the rows of all others."""
+    A text does not know the attachment that made it: copies of a cache have a text each, and the
+    context of `compress` in common. So whoever asks says whether that context is ``closed``.
+    """
+
+    ALIKE = (
+        *("state", "policy", "block_clock", "weights_version"),
+        *("model_counts_positions", "ends_padded"),
+    )
+    """Attributes that all rows have in common; `map_rows` moves the rows of all others. Only
+    tests/fast/test_rows.py reads it, and compares it with what moves."""
 
     def __init__(self, policy: Policy, clock: "StreamClock", layers: Layers) -> None:
         self.state = State.READY
         self.policy, self.clock, self.layers = policy, clock, layers
-        self.block: BatchClock | None = None
-        """The clock of the running block, or of the last one."""
-        self.read_with: dict[int, int] = {}
-        """`writes_to` the model when it read the first tokens."""
+        self.block_clock: BatchClock | None = None
+        """The clock of the running block, or of the last one; None once rows have moved."""
+        self.weights_version: dict[int, int] = {}
+        """How often each parameter had been written to when the model read the first tokens, by
+        `writes_to`: `save` notices by it that weights were changed meanwhile."""
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
         self.ends_padded = False
         """Whether `generate` was given a text whose last column is padding in a row: then it counts
         the positions of what it writes from there."""
         self.images: Any = Images()
-        """The model itself while it is `lent_to` it: models remember those of one text alone."""
+        """Where ``rope_deltas`` of this text are now. A model has room for those of one text alone:
+        while this one is `lent_to` it, ``images`` is the model itself, on purpose, so that rows
+        that `generate` reorders meanwhile (beams), and copies, are of what the model has then. At
+        all other times it is an `Images` that no model knows."""
 
     @classmethod
     def empty(cls, policy: Policy, count: int, watch: Watch | None) -> "Text":
@@ -141,11 +157,10 @@ class Text:
 
     def running_block(self, closed: bool) -> BatchClock:
         """Return the clock of the running block; ValueError outside of a call of the model."""
-        if closed:
-            self.check_open(closed)
-        if self.state is not State.RUNNING or self.block is None:
+        self.check_open(closed)
+        if self.state is not State.RUNNING or self.block_clock is None:
             raise ValueError("call the model itself inside compress(), not a part of it")
-        return self.block
+        return self.block_clock
 
     def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
         """Note that a block of ``m`` columns is done, and which sequences lost entries."""
@@ -159,39 +174,37 @@ class Text:
         rows = len(self.clock.rows)
         self.layers.map_rows(change, order)
         self.clock.map_rows(change, order)
-        self.block = None
+        self.block_clock = None
         if (offsets := self.images.rope_deltas) is not None:
             offsets = offsets.repeat_interleave(rows // len(offsets), dim=0)
             self.images.rope_deltas = change(offsets)
 
 
-class OneThread:
-    """Keeps all threads but one away from a cache: others are refused, and do not wait."""
-
-    def __init__(self) -> None:
-        self._lock = RLock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ValueError(
-                "this cache is in use by another thread: wait for the thread to end, or give every "
-                "thread a cache of its own, cache.copy()"
-            )
-
-    def __exit__(self, *_: Any) -> None:
-        self._lock.release()
-
-
 class StreamClock:
-    """Counts the tokens of every sequence, and gives each block its `BatchClock`."""
+    """Counts the tokens of every sequence, and gives each block its `BatchClock`.
+
+    A *column* is what all rows are fed at once: a token of each, or padding. In this order:
+
+    1. The first call of the model: `begin`.
+    2. Every call: `note_call`, with all its columns. They are in ``_fed`` from then on, behind the
+       columns that count, and nothing else has moved yet.
+    3. Every block of the call: `advance` moves ``rows``, and the last position of each, over the
+       block. Then the model runs on the block, and is given `mask_after`, for which ``columns``
+       must still be those before the block. `end_block` moves ``columns``.
+
+    Between two calls ``rows`` and ``columns`` stand at the same token; only then can `padded` and
+    what is in ``fed`` be relied on. Two others move them: `CompressedCache.fit`, after a call whose
+    blocks had other columns than the call, and a replayed token (huggingface/graphs.py).
+    """
 
     ALIKE = ("records_confidence", "columns", "adapters", "noted")
+    """As in `Text`."""
 
     def __init__(self, records_confidence: bool) -> None:
         # the text, column by column
         self.columns = 0
         """Columns fed so far, evicted ones and padding included."""
-        self._text: Int[Tensor, "N capacity"] | None = None
+        self._fed: Int[Tensor, "N capacity"] | None = None
         self.written: Int[Tensor, " N"] | None = None
         """The last token that `generate` wrote, while the model was not called with it."""
         # where each row is in it
@@ -213,7 +226,7 @@ class StreamClock:
         self.adapters: tuple[tuple[str, ...], ...] = ()
         """Adapters of PEFT with which the calls read the text, every choice of them once."""
         self.noted: dict[str, Bool[Tensor, ""]] = {}
-        """What may be wrong with single tokens, and whether it is, as the device knows."""
+        """Error message -> whether it applies, as a tensor, which the host does not wait for."""
 
     @property
     def longest(self) -> int:
@@ -221,10 +234,10 @@ class StreamClock:
         return max(row.prompt for row in self.rows)
 
     @property
-    def text(self) -> Int[Tensor, "N t"]:
+    def fed(self) -> Int[Tensor, "N t"]:
         """What the columns were fed: ids, `PADDING`, or `fingerprints` of embeddings."""
-        assert self._text is not None
-        return self._text[:, : self.columns]
+        assert self._fed is not None
+        return self._fed[:, : self.columns]
 
     @property
     def padded(self) -> bool:
@@ -233,12 +246,13 @@ class StreamClock:
 
     def mask_with(self, new: int) -> Bool[Tensor, "N t"]:
         """Return which columns are no padding, with so many new ones that are none."""
-        return torch.nn.functional.pad(self.text != PADDING, (0, new), value=True)
+        return torch.nn.functional.pad(self.fed != PADDING, (0, new), value=True)
 
     def mask_after(self, m: int) -> Int[Tensor, "N t"]:
         """Return the mask after a block of ``m`` columns, as if padding stood before all tokens.
 
-        It marks as many columns at the end as the row then has tokens, the last position and one.
+        A row has last position + 1 tokens; that many columns at the end are 1. To be called between
+        `advance` and `end_block`: the last position is the block's, and ``columns`` those before.
         """
         assert self._last is not None
         columns = torch.arange(self.columns + m, device=self._last.device)
@@ -270,7 +284,7 @@ class StreamClock:
                 raise ValueError(message)
 
     def begin(self, prompts: Sequence[int], device: Any) -> None:
-        """Start with prompts of these lengths."""
+        """Start with prompts of these lengths, before the first call is noted."""
         N = len(prompts)
         self.rows = tuple(Clock(0, 0, prompt) for prompt in prompts)
         self.first_evictions = (None,) * N
@@ -280,41 +294,48 @@ class StreamClock:
         self._confidence = torch.full((N, width), torch.nan, dtype=torch.float32, device=device)
 
     @torch.inference_mode()
-    def note_call(self, inputs: Tensor, real: Real | None, given: bool) -> None:
-        """Take in what the model is called with, all blocks together.
+    def note_call(self, inputs: Tensor, real: Real | None, from_user: bool) -> None:
+        """Take in what the model is called with, all blocks together, before any of them.
 
-        Where nothing is known of a single token, ``given`` says whether the model wrote it.
+        ``from_user`` says that these are the tokens that `generate` was given by its caller, and
+        not its own. Outside of `generate` nobody knows: a token alone is taken for the model's.
         """
-        sure = self._confidence_of_first(inputs, real, given)
+        sure = self._confidence_of_first(inputs, real, from_user)
         self.written = None
-        self._record_text(inputs, real)
+        self._record_fed(inputs, real)
         if self.records_confidence:
             self._record_confidence(sure, inputs.shape[1])
 
     def _confidence_of_first(
-        self, inputs: Tensor, real: Real | None, given: bool
+        self, inputs: Tensor, real: Real | None, from_user: bool
     ) -> Float[Tensor, " N"] | None:
-        """Return how sure the model was of every row's first token in a call, NaN if it was given.
+        """Return how sure the model was of every row's first token in a call, NaN if it is not its.
 
-        None if all were given, as all later tokens are. The first one is the model's own if it is
-        what `generate` wrote last; or, where nothing was written, if it is not ``given`` and alone.
+        None if the model wrote none of them. It never wrote a later one: nobody was sure of those.
         """
         sure = self._next_confidence
-        if sure is None:
+        if sure is None:  # nothing is recorded, or this is the first call
             return None
         if self.written is not None and inputs.dim() == 2:
+            # `generate` ended with a token that the model was not called with: is it this one?
             first = 0 if real is None else real.int().argmax(dim=1)
             wrote = inputs[torch.arange(len(inputs)), first] == self.written
-        elif given or (real is None and inputs.shape[1] > 1):
+        elif from_user or (real is None and inputs.shape[1] > 1):
+            # a text that somebody gives, or several tokens, of which the model writes one at a time
             return None
         elif real is None:
+            # one token of every row, within `generate` or in a loop of the user's: the model's own
             return sure
         else:
+            # rows of unequal lengths: the model's own is alone in its row
             wrote = real.sum(dim=1) == 1
         return sure.masked_fill(~wrote.to(sure.device), torch.nan)
 
     def advance(self, real: Real | None, m: int) -> BatchClock:
-        """Count a block, and return its clock; ``real`` marks the tokens that are not padding."""
+        """Count a block before the model runs on it, and return its clock.
+
+        ``real`` marks the tokens that are not padding; None: all.
+        """
         assert self._last is not None and self._prompt is not None
         counts = [m] * len(self.rows) if real is None else real.sum(dim=-1).tolist()
         positions = self.following(real, m)
@@ -342,7 +363,7 @@ class StreamClock:
         return last + 1 + ahead
 
     def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
-        """Note what the model says about the token after a block of ``m``."""
+        """Count the ``m`` columns of a block, and note how sure the model is of the next token."""
         self.columns += m
         if self.records_confidence:
             confidence = logits[:, -1].float().softmax(dim=-1).amax(dim=-1)
@@ -359,7 +380,11 @@ class StreamClock:
         )
 
     def map_rows(self, change: Change, order: Sequence[int]) -> None:
-        """Apply one change of the batch axis; ``order`` is the same change as indices."""
+        """Apply one change of the batch axis; ``order`` is the same change as indices.
+
+        Every attribute that is a tensor moves, a new one as well. A new tuple of rows has to be
+        moved by name, as these two are: tests/fast/test_rows.py notices one that is left behind.
+        """
         self.rows = tuple(self.rows[i] for i in order)
         self.first_evictions = tuple(self.first_evictions[i] for i in order)
         for name, value in vars(self).items():
@@ -373,21 +398,25 @@ class StreamClock:
         other.noted = dict(self.noted)
         return other
 
-    def _record_text(self, inputs: Tensor, real: Real | None) -> None:
+    def _record_fed(self, inputs: Tensor, real: Real | None) -> None:
+        """Write what a call feeds behind the columns that count, and make room for it."""
         (N, m), first = inputs.shape[:2], self.columns
-        if self._text is None:
-            self._text = torch.empty((N, m + AHEAD), dtype=torch.int32, device=inputs.device)
-        elif first + m > self._text.shape[1]:
-            grown = self._text.new_empty((N, 2 * (first + m)))
-            grown[:, :first] = self.text
-            self._text = grown
-        new = self._text.narrow(1, first, m)
+        if self._fed is None:
+            self._fed = torch.empty((N, m + AHEAD), dtype=torch.int32, device=inputs.device)
+        elif first + m > self._fed.shape[1]:
+            grown = self._fed.new_empty((N, 2 * (first + m)))
+            grown[:, :first] = self.fed
+            self._fed = grown
+        new = self._fed.narrow(1, first, m)
         new.copy_(inputs if inputs.dim() == 2 else fingerprints(inputs))
         if real is not None:
             new.masked_fill_(~real, PADDING)
 
     def _record_confidence(self, sure: Float[Tensor, " N"] | None, m: int) -> None:
-        """Make room for ``m`` tokens of every row, and note how sure the model was of the first."""
+        """Make room for ``m`` tokens of every row, and note how sure the model was of the first.
+
+        That is the one after the last position, which `advance` has not moved yet.
+        """
         longest, width = max(row.seen for row in self.rows) + m, self._confidence.shape[1]
         if longest > width:
             shape = (len(self.rows), max(width, longest - width))

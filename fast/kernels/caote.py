@@ -1,28 +1,32 @@
 """CAOTE's score of every entry: how the outputs change if it alone is evicted (CAOTE Eq. 8-9, 14).
 
-A head has one row of weights h, which add up to 1, or one per query head. With o = Σ h·v of a row,
+A head has one row of weights h, which add up to 1, or one per query head. They are attention, or
+what a method has in its place, normalised. With o = Σ h·v of a row,
 
     error_j = h_j / (1 − h_j) · ‖o − v_j‖            over several rows: √(Σ error²)
 
-As h_j nears 1 this loses its digits. So a *dominant* entry, above one half, at most one in a row,
-is compared with the output of all others: error_j = h_j · ‖Σ_{i≠j} h_i·v_i / (1 − h_j) − v_j‖.
+The factor h_j / (1 − h_j) are the *odds* of the entry. As h_j nears 1 this loses its digits. So a
+*dominant* entry, above one half, at most one in a row, is compared with the output of all others:
+error_j = h_j · ‖Σ_{i≠j} h_i·v_i / (1 − h_j) − v_j‖.
+
+`eviction_errors` is what others call: it chooses between Triton and PyTorch, and joins the rows.
+`errors_per_row` and `fast_errors_per_row` are the PyTorch code, before rows are joined.
 
 In Triton there are three kernels; a *part* is a share of a head's entries:
 
 | kernel | a program has | writes |
 |---|---|---|
-| `sums_of_others` | a part | Σ h·v and Σ h without the dominant entry, and where that is |
+| `sums_of_others` | a part | Σ h·v (FAST: Σ v of all), Σ h but for the dominant entry, its place |
 | `join_parts` | a row | from all parts: o, and the error of the dominant entry |
 | `errors_of_entries` | a part | the errors of all other entries |
 
-They are launched in this order if o is not known, and for FastCAOTE, whose o is the mean of all
-values. After attention o is given in float32, and the third alone reads all values. It is right up
-to weights of 0.999 then, and a rare entry above has `add_heavy_errors`.
+They are launched in this order if o is not known, and for FastCAOTE (FAST), whose o is the mean of
+all values. After attention o is given in float32, and the third alone reads all values. It is right
+up to weights of 0.999 then, and a rare entry above has `add_heavy_errors`.
 
-Bytes, for N·G heads with k rows of retention, n entries of d channels of e bytes: values once,
-n·d·e, retention twice, 8·k·n, scores written, 4·n. Without ``output``, and for the mean of
-FastCAOTE, values and weights are read once more before, n·d·e + 4·k·n. Operations: 3·k·n·d, and
-2·k·n·d for the weighted sum.
+Bytes, for N·G heads with k rows of h, n entries of d channels of e bytes: values once, n·d·e, h
+twice, 8·k·n, scores written, 4·n. Without ``output``, and for the mean of FastCAOTE, values and h
+are read once more before, n·d·e + 4·k·n. Operations: 3·k·n·d, and 2·k·n·d for the weighted sum.
 """
 
 import torch
@@ -35,25 +39,32 @@ from kvlab.fast.kernels.notation import Float, Marks, PerEntry, PerRow, Tensor, 
 EXACT = "donot_use_mm_for_euclid_dist"
 """How `torch.cdist` keeps the digits of small distances."""
 
+FLOAT32_IS_WRONG_ON_CUDA = True
+"""Whether values of float32 on CUDA take PyTorch, whatever `choice` says: Triton 3.6 summed them
+wrongly on an H200. Which of the kernels did was not noted: commit e3a0191a, which rewrote all,
+found this, and what `BYTES_OF_A_LANE` says. To look again, say False here, and on a GPU run
+``KVLAB_TUNE=0 pytest tests/kernels/test_caote.py tests/kernels/test_edges.py``, which have values
+of float32. Until then these values, and WIDE, reach the kernels in the interpreter alone."""
+
 
 def eviction_errors(
     h: PerRow, values: Vectors, fast: bool = False, output: Float[Tensor, "N G k d"] | None = None
 ) -> PerEntry:
-    """Return α/(1 − α)·‖o − v‖ of every entry, L2 over the rows of its head.
+    """Return h/(1 − h)·‖o − v‖ of every entry, L2 over the rows of its head.
 
-    ``h`` is retention, each row adding up to 1, with 0 for empty slots. ``fast`` is FastCAOTE: the
-    mean of all values stands in for the output, and no slot may be empty. ``output`` is Σ h·v where
+    Each row of ``h`` adds up to 1, and has 0 for empty slots. ``fast`` is FastCAOTE: the mean of
+    all values stands in for the output, and no slot may be empty. ``output`` is Σ h·v where
     the caller has it, as after attention; one of 16 bits, whose rounding is as large as some
     distances to it, is computed anew, and so is any in PyTorch. Errors are float32, of distances
     from 1e-18 to 1e18, whose squares are; an entry that has all the mass in a row, or whose error
     is too large, gets the largest number there is.
     """
-    summed_wrongly = values.is_cuda and values.itemsize > 2  # by Triton 3.6 on an H200
+    summed_wrongly = FLOAT32_IS_WRONG_ON_CUDA and values.is_cuda and values.itemsize > 2
     if uses_triton(h) and not summed_wrongly:
         with common.on_device_of(h):
             return _errors_in_triton(h, values, fast, output)
     values = values.to(h.dtype)
-    per_row = fast_eviction_error(h, values, None) if fast else eviction_error(h, values)
+    per_row = fast_errors_per_row(h, values, None) if fast else errors_per_row(h, values)
     return joined_by_norm(per_row)
 
 
@@ -76,8 +87,8 @@ def remaining_mass(h: PerRow) -> PerRow:
     return torch.where(dominant, others, total - h)
 
 
-def eviction_error(h: PerRow, values: Vectors, norm: float = 2) -> PerRow:
-    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
+def errors_per_row(h: PerRow, values: Vectors, norm: float = 2) -> PerRow:
+    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of a row's output when j alone is evicted.
 
     The error of an entry above one half, at most one, is computed from the output of the others,
     where the printed formula loses its digits as h_j → 1; with all the mass, its error is the
@@ -95,7 +106,7 @@ def eviction_error(h: PerRow, values: Vectors, norm: float = 2) -> PerRow:
     return torch.where(h > 0.5, exact, error)
 
 
-def fast_eviction_error(
+def fast_errors_per_row(
     h: PerRow, values: Vectors, present: Marks | None, norm: float = 2
 ) -> PerRow:
     """FastCAOTE: the unweighted mean of all present values stands in for the output.
@@ -116,14 +127,15 @@ def fast_eviction_error(
 # --- in Triton ------------------------------------------------------------------------------------
 
 DOMINANT = constexpr(0.5)
-"""Share above which an entry's error is computed from the output of all others."""
+"""Weight above which an entry's error is computed from the output of all others."""
 DOMINANT_IN_FLOAT32 = 0.999
 """The same for an output that is given in float32: its distance loses three of seven digits here.
 One program alone then sums the others, which is slow: 8 KiB of values at a time."""
 BYTES_OF_A_LANE = 16
 """What a lane loads at once, and adds up: Triton 3.6 loses channels of lanes that lie apart."""
 WALKED = constexpr(32)
-"""Entries that a program sums together where it sums all."""
+"""Entries that a program sums together where it sums all. It divides each BLOCK_N that is tried for
+`errors_of_entries`, so that `add_heavy_errors` begins and ends where blocks of these do."""
 PROGRAMS = 1024
 """Programs that compute errors, at most; each takes several blocks."""
 
@@ -150,13 +162,13 @@ def in_pieces(weights, piece, TYPE: constexpr):
 
 
 @common.tuned(
-    "BLOCK_N",
+    "BLOCK_N",  # warps, stages, BLOCK_N:
     ((4, 3, 64), (4, 2, 64), (4, 4, 32), (8, 3, 64), (8, 3, 128)),
     key=["kind", "ROWS", "D", "WIDE"],
 )
 @common.kernel
 def sums_of_others(
-    retention, values, sums, masses, places,
+    all_h, values, sums, masses, places,
     n, kind, parts,
     ROWS: constexpr, D: constexpr, PIECES: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr,
     BLOCK_D: constexpr, FAST: constexpr, WIDE: constexpr,
@@ -164,8 +176,9 @@ def sums_of_others(
     """Sum values, weighted by every row of a head, over one part of the entries.
 
     A row's dominant entry is left out, and ``places`` says where it is; ``masses`` are those of the
-    others. With FAST all values are summed, unweighted. Products are exact, of numbers of 16 bits,
-    in PIECES of a weight, or with WIDE of float32; sums are of float32. Grid: (heads, parts).
+    others. With FAST all values are summed, unweighted, and the rest is as without. Products are
+    exact, of numbers of 16 bits, in PIECES of a weight, or with WIDE of float32; sums are of
+    float32. ``kind`` is for the tuner alone, which reads arguments by name. Grid: (heads, parts).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     split = tl.arange(0, BLOCK_ROWS)
@@ -177,10 +190,10 @@ def sums_of_others(
     for block in range(part * rounds, (part + 1) * rounds):
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
-        at = retention + (head * ROWS + row) * n + entry[None, :]
-        w = tl.load(at, mask=(row < ROWS) & there[None, :], other=0.0)
-        place = tl.where(w > DOMINANT, entry[None, :], place)
-        w = tl.where(w > DOMINANT, 0.0, w)
+        at = all_h + (head * ROWS + row) * n + entry[None, :]
+        h = tl.load(at, mask=(row < ROWS) & there[None, :], other=0.0)
+        place = tl.where(h > DOMINANT, entry[None, :], place)
+        w = tl.where(h > DOMINANT, 0.0, h)
         mass += w
         if FAST:
             w = tl.where(row < ROWS, 1.0, w)
@@ -191,9 +204,9 @@ def sums_of_others(
         if v.dtype.is_fp16():
             product *= down[:, None]
         total += product
-    TOGETHER: constexpr = BLOCK_ROWS // PIECES
-    total = tl.sum(tl.reshape(total, [TOGETHER, PIECES, BLOCK_D]), axis=1)
-    line, column = tl.arange(0, TOGETHER)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    LINES: constexpr = BLOCK_ROWS // PIECES
+    total = tl.sum(tl.reshape(total, [LINES, PIECES, BLOCK_D]), axis=1)
+    line, column = tl.arange(0, LINES)[:, None], tl.arange(0, BLOCK_D)[None, :]
     first = (head * parts + part) * ROWS
     tl.store(sums + (first + line) * D + column, total, mask=(line < ROWS) & (column < D))
     own = (split % PIECES == 0) & (split // PIECES < ROWS)
@@ -203,20 +216,21 @@ def sums_of_others(
 
 @common.kernel
 def own_error(h, own, rest, left, most):
-    """Return an entry's error from the sum and the mass of all others."""
+    """Return an entry's error from its weight and value, and the sum and the mass of all others."""
     apart = own - rest / tl.where(left > 0, left, 1.0)
     return tl.where(left > 0, h * tl.sqrt(tl.sum(apart * apart, axis=0)), most)
 
 
 @common.kernel
 def join_parts(
-    retention, values, points, dominant, sums, masses, places,
+    all_h, values, points, dominant, sums, masses, places,
     n, most,
     ROWS: constexpr, D: constexpr, PARTS: constexpr, BLOCK_PARTS: constexpr, BLOCK_D: constexpr,
     FAST: constexpr,
 ):  # fmt: skip
     """Join the sums of a row's parts to its output, and find the error of its dominant entry.
 
+    Without a dominant entry ``place`` is -1, its value and weight are 0, and its error is not read.
     Grid: (heads, rows).
     """
     head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -226,45 +240,51 @@ def join_parts(
     place = tl.max(tl.load(places + own_part, mask=there, other=-1), axis=0)
     left = tl.sum(tl.load(masses + own_part, mask=there, other=0.0), axis=0)
     here = there[:, None] & real[None, :]
-    rest = tl.load(sums + own_part[:, None] * D + column, mask=here, other=0.0)
-    rest = tl.sum(rest, axis=0)
+    summed = tl.load(sums + own_part[:, None] * D + column, mask=here, other=0.0)
+    summed = tl.sum(summed, axis=0)  # without the dominant entry; FAST: with all
     own = values.data + head * values.head + place.to(tl.int64) * values.row + column
     own = tl.load(own, mask=real & (place >= 0), other=0.0).to(tl.float32)
-    h = tl.load(retention + line * n + place, mask=place >= 0, other=0.0)
+    h = tl.load(all_h + line * n + place, mask=place >= 0, other=0.0)
     if FAST:
-        point = rest / n
+        point = summed / n
         apart = own - point
         distance = tl.sqrt(tl.sum(apart * apart, axis=0))
         error = h / tl.where(left > 0, left, 1.0) * distance
         error = tl.where(left > 0, tl.minimum(error, most), most)
     else:
-        point = rest + h * own
-        error = own_error(h, own, rest, left, most)
+        point = summed + h * own
+        error = own_error(h, own, summed, left, most)
     tl.store(points + line * D + column, point, mask=real)
     tl.store(dominant + line, error)
 
 
 @common.kernel
 def moved_back(norm, down, most):
-    """Return norm · down, at most ``most``, through numbers that float32 has."""
+    """Return norm · down, but at most ``most``, which is float32's largest number.
+
+    Of rows whose errors are about that large, norm · down is larger and would overflow. A sixteenth
+    of it does not; it is bounded by a sixteenth of ``most``, and then multiplied again.
+    """
     return tl.minimum(norm * 0.0625 * down, most * 0.0625) * 16.0
 
 
 @common.kernel
 def add_heavy_errors(
-    retention, values, errors, head, first, last,
+    all_h, values, errors, head, first, last,
     n, limit, most,
     ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_D: constexpr,
 ):  # fmt: skip
-    """Add errors of entries above ``limit`` from ``first`` to ``last``: all others are summed.
+    """Add to ``errors`` those of entries above ``limit``, for which all others are summed.
 
-    Two rows may have the same entry, whose error then has a square of both.
+    `errors_of_entries` calls it for its own blocks, from ``first`` to ``last``, where the output
+    was given; there such an entry has the errors of the other rows so far. Two rows may have the
+    same entry, whose error then has a square of both.
     """
     number, column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_D)
     at = tl.full([BLOCK_ROWS], -1, tl.int32)  # of every row: the entry, and its error
     found = tl.zeros([BLOCK_ROWS], tl.float32)
     for row in range(0, ROWS):
-        line = retention + (head * ROWS + row) * n
+        line = all_h + (head * ROWS + row) * n
         place = tl.full([], -1, tl.int32)
         for block in range(tl.cdiv(first, WALKED), tl.cdiv(last, WALKED)):
             entry = block * WALKED + tl.arange(0, WALKED)
@@ -292,12 +312,16 @@ def add_heavy_errors(
         same = tl.where(at[:, None] == at[None, :], found[None, :] * up[:, None], 0.0)
         squares = light * up * (light * up) + tl.sum(same * same, axis=1)
         found = moved_back(tl.sqrt(squares), down, most)
+    # two rows with one entry both store the same number there
     tl.store(to, found, mask=at >= 0)
 
 
 @common.kernel
-def shares_of(h, dominant, line, limit):
-    """Return h / (1 − h) of entries up to the limit, and the known error of one above it."""
+def odds_of(h, dominant, line, limit):
+    """Return h / (1 − h) of entries up to the limit, and the known error of one above it.
+
+    Each is 0 for the other entries; without ``dominant`` no error is known.
+    """
     light = tl.where(h > limit, 0.0, h)
     own = 0.0
     if dominant is not None:
@@ -306,13 +330,13 @@ def shares_of(h, dominant, line, limit):
 
 
 @common.tuned(
-    "BLOCK_N STAGES",
+    "BLOCK_N STAGES",  # warps, stages of all loops, BLOCK_N, STAGES of the outer one:
     ((4, 1, 128, 1), (2, 1, 64, 1), (2, 3, 64, 3), (4, 3, 64, 3), (8, 1, 64, 1), (8, 3, 64, 3)),
     key=["kind", "ROWS", "D"],
 )
 @common.kernel
 def errors_of_entries(
-    retention, values, points, dominant, errors,
+    all_h, values, points, dominant, errors,
     n, kind, parts, limit, most,
     ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
     WIDTH: constexpr, IN_A_LANE: constexpr, STAGES: constexpr,
@@ -320,13 +344,16 @@ def errors_of_entries(
     """Distance of every value to every row's output, weighted, L2 over the rows.
 
     ``points`` are the outputs, ``limit`` the weight above which an entry is dominant: its error is
-    read from ``dominant``, or without it computed from all other entries. Grid: (heads, parts); a
-    program walks some blocks.
+    read from ``dominant``, or without it computed from all other entries, by `add_heavy_errors`.
+    ``kind`` is for the tuner alone, which reads arguments by name. Grid: (heads, parts); a program
+    walks some blocks.
 
-    Outputs are read once a program, and values once, WIDTH channels at a time, so that few lanes
-    share an entry. Each of them weighs it anew, but where loops have one stage and blocks as many
-    entries as there are threads. Rows are weighted and added before channels are added across
-    lanes.
+    Outputs are read once a program, and values once. WIDTH channels of an entry are read at a time,
+    IN_A_LANE of them by a lane (a thread), so that the LANES that share an entry are few. They all
+    compute the same odds of it, but for the first two configurations: with one stage, and as many
+    entries in a block as a program has threads, each thread computes the odds of one entry. Squares
+    are multiplied by the odds, and rows added, while channels are still apart; only then are
+    channels added across lanes.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     LANES: constexpr = WIDTH // IN_A_LANE
@@ -345,39 +372,42 @@ def errors_of_entries(
         real = there[None, :, None] & (chunk < D)[:, None, :]
         v = tl.load(values.data + head * values.head + at, mask=real, other=0.0)
         up, down = 1.0, 1.0
-        if ROWS > 1:  # or squares of small errors are 0, and those of large ones infinite
+        # `up` moves an entry's largest number between 2 and 4, and `down` back: or squares of small
+        # errors would be 0, and those of large ones infinite. One row needs no squares of odds.
+        if ROWS > 1:
             top = tl.zeros([BLOCK_N], tl.float32)
             for row in tl.static_range(ROWS):
                 line = head * ROWS + row
-                h = tl.load(retention + line * n + entry, mask=there, other=0.0)
-                share, own = shares_of(h, dominant, line, limit)
-                top = tl.maximum(top, tl.maximum(share, own))
+                h = tl.load(all_h + line * n + entry, mask=there, other=0.0)
+                odds, own = odds_of(h, dominant, line, limit)
+                top = tl.maximum(top, tl.maximum(odds, own))
             up, down = common.into_reach(top, 1)
         squares = tl.zeros([BLOCK_N, LANES], tl.float32)
         known = tl.zeros([BLOCK_N], tl.float32)
         for row in tl.static_range(ROWS):
             line = head * ROWS + row
-            h = tl.load(retention + line * n + entry, mask=there, other=0.0)
+            h = tl.load(all_h + line * n + entry, mask=there, other=0.0)
             heaviest = tl.maximum(heaviest, h)
-            share, own = shares_of(h, dominant, line, limit)
-            share *= up
+            odds, own = odds_of(h, dominant, line, limit)
+            odds *= up
             known += own if ROWS == 1 else (own * up) * (own * up)
             apart = v.to(tl.float32) - held[row]
             apart = tl.reshape(apart * apart, [CHUNKS, BLOCK_N, LANES, IN_A_LANE])
             apart = tl.reshape(apart.permute(1, 2, 0, 3), [BLOCK_N, LANES, CHUNKS * IN_A_LANE])
             apart = tl.sum(apart, axis=2)
-            squares += apart if ROWS == 1 else apart * (share * share)[:, None]
+            squares += apart if ROWS == 1 else apart * (odds * odds)[:, None]
         total = tl.sum(squares, axis=1)
-        error = share * tl.sqrt(total) + known
-        if ROWS > 1:
+        if ROWS == 1:
+            error = odds * tl.sqrt(total) + known  # the odds of the only row
+        else:
             error = moved_back(tl.sqrt(total + known), down, most)
         tl.store(errors + head * n + entry, error, mask=there)
     if dominant is None:
         best = tl.max(heaviest, axis=0)
         if best > limit:
-            tl.debug_barrier()
+            tl.debug_barrier()  # errors that other threads stored above are read below
             add_heavy_errors(
-                retention, values, errors, head, part * rounds * BLOCK_N,
+                all_h, values, errors, head, part * rounds * BLOCK_N,
                 (part + 1) * rounds * BLOCK_N, n, limit, most, ROWS, D, BLOCK_ROWS, BLOCK_D,
             )  # fmt: skip
 
@@ -387,33 +417,36 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
     d, heads = values.shape[3], N * G
     h = h.to(torch.float32).contiguous()
     vectors = common.rows_of(common.per_head(values))
-    blocks = max(1, min(PROGRAMS // heads, triton.cdiv(n, common.ENTRIES_OF_A_PART)))
+    parts_of_errors = max(1, min(PROGRAMS // heads, triton.cdiv(n, common.ENTRIES_OF_A_PART)))
     errors, most = h.new_empty(N, G, n), torch.finfo(torch.float32).max
     kind = common.kind_of_call(heads, n)
     block = {"BLOCK_D": common.columns(d), "ROWS": rows, "D": d}
-    if fast or output is None or output.itemsize < 4:
-        parts = common.split(n, common.ENTRIES_OF_A_PART, heads, h.device)
-        masses, sums = h.new_empty(heads, parts, rows), h.new_empty(heads, parts, rows, d)
+    given = None if fast or output is None or output.itemsize < 4 else output
+    if given is None:
+        parts_of_sums = common.split(n, common.ENTRIES_OF_A_PART, heads, h.device)
+        masses = h.new_empty(heads, parts_of_sums, rows)
+        sums = h.new_empty(heads, parts_of_sums, rows, d)
         places = torch.empty_like(masses, dtype=torch.int32)
         points, dominant = h.new_empty(heads, rows, d), h.new_empty(heads, rows)
         wide = common.multiplied_in_float32(values)
-        pieces = 1 if wide else 4
-        sums_of_others[(heads, parts)](
+        pieces = 1 if wide else 4  # `in_pieces` fills three; Triton's sizes are powers of two
+        sums_of_others[(heads, parts_of_sums)](
             h, vectors, sums, masses, places,
-            n, kind, parts,
+            n, kind, parts_of_sums,
             BLOCK_ROWS=common.columns(pieces * common.magnitude(rows)), PIECES=pieces,
             FAST=fast, WIDE=wide, **block,
         )  # fmt: skip
         join_parts[(heads, rows)](
             h, vectors, points, dominant, sums, masses, places,
             n, most,
-            PARTS=parts, BLOCK_PARTS=common.magnitude(parts), FAST=fast, **block,
+            PARTS=parts_of_sums, BLOCK_PARTS=common.magnitude(parts_of_sums), FAST=fast, **block,
         )  # fmt: skip
     else:
-        points, dominant = output.contiguous(), None
-    errors_of_entries[(heads, blocks)](
+        points, dominant = given.contiguous(), None
+    limit = DOMINANT.value if given is None else DOMINANT_IN_FLOAT32
+    errors_of_entries[(heads, parts_of_errors)](
         h, vectors, points, dominant, errors,
-        n, kind, blocks, DOMINANT_IN_FLOAT32 if dominant is None else 0.5, most,
+        n, kind, parts_of_errors, limit, most,
         BLOCK_ROWS=common.magnitude(rows), WIDTH=min(64, common.columns(d)),
         IN_A_LANE=BYTES_OF_A_LANE // values.itemsize, **block,
     )  # fmt: skip

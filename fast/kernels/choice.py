@@ -2,7 +2,11 @@
 
 ``KVLAB_KERNELS`` is ``torch``, ``triton`` (CUDA only) or ``interpret`` (Triton's interpreter, for
 tests on a CPU). Unset, CUDA tensors take Triton and all others PyTorch; float64 always takes
-PyTorch. There is no other fallback: if Triton is asked for and missing, an error says so.
+PyTorch. Where Triton is asked for and missing, nothing falls back: an error says so.
+
+Some cases have no kernel, and go on in PyTorch silently; docs/kernels.md lists them. One of them
+has a kernel that was wrong: CAOTE's errors of float32 values on CUDA, see
+`caote.FLOAT32_IS_WRONG_ON_CUDA`.
 """
 
 import os

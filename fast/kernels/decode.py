@@ -58,17 +58,20 @@ def decode_attention(
     if uses_triton(queries):
         N, G, rho, n = *queries.shape[:3], keys.shape[2]
         heads, kernel = N * G, attend_to_parts
-        parts = partial(common.split, n, common.ENTRIES_OF_A_PART, heads, queries.device)
-        most = parts(common.most_waves(kernel))
-        raw, lse, outputs = new_parts(queries, n, most, scores=reduce != "skip")
+        # Into how many parts entries are cut depends on WAVES, which the tuner chooses at launch.
+        # The buffers fit any WAVES that it may try; the kernel packs parts by the one launched.
+        parts_of = partial(common.split, n, common.ENTRIES_OF_A_PART, heads, queries.device)
+        most_parts = parts_of(common.most_waves(kernel))
+        raw, lse, outputs = new_parts(queries, n, most_parts, scores=reduce != "skip")
         with common.on_device_of(queries):
-            kernel[lambda sizes: (heads, 1, parts(sizes["WAVES"]))](
+            # the grid's axis 1 are blocks of rows: one block, since BLOCK_M ≥ rho
+            kernel[lambda sizes: (heads, 1, parts_of(sizes["WAVES"]))](
                 values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
                 BLOCK_M=common.columns(rho), SCORES=reduce != "skip",
                 WITH_VALUES=True, EARLY=common.starts_early(queries.device),
                 **arguments_of(queries, keys, None, positions, None, softcap),
             )  # fmt: skip
-            taken = parts(common.waves_taken(kernel))
+            taken = parts_of(common.waves_taken(kernel))
             return launch_combine(raw, lse, outputs, taken, queries, n, reduce, counters, exact)
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
@@ -97,10 +100,11 @@ def handed_out(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tens
 def count_recurrence(
     elapsed: Int[Tensor, "N G n"], interval: Int[Tensor, "N G n"], active: Marks, counts: Marks
 ) -> None:
-    """Take in what a token activated, in place.
+    """Take in what a token activated, in place; ``elapsed`` has counted this token already.
 
-    ``counts`` are the active entries whose time since the last activation, or since before their
-    birth, counts as an interval.
+    ``counts`` are the active entries whose elapsed time counts as an interval. For attention above
+    and `combine` these are all active ones. LazyEviction's `observe_token` passes fewer with
+    ``stamp_start=first_activation``: an entry's first activation then only starts its time.
     """
     interval.clamp_(min=elapsed * counts)
     elapsed.masked_fill_(active, 0)
@@ -111,7 +115,7 @@ def count_recurrence(
 
 attend_to_parts = common.tuned(
     "BLOCK_N WAVES",
-    (
+    (  # warps, stages, BLOCK_N, WAVES
         (4, 3, 32, 2),
         (4, 5, 32, 2),
         (2, 4, 32, 2),
@@ -125,30 +129,34 @@ attend_to_parts = common.tuned(
     ),
     key=["kind", "rows", "D", "WIDE", "SCORES", "SOFTCAP"],
 )(attend_rows)
-"""The rows are the query heads of one token."""
+"""The rows are the query heads of one token: ``rows`` is rho, and all are in one block of BLOCK_M.
+
+Most arguments come from `arguments_of`, which `prefill` launches `attend_rows` with, too.
+"""
 
 
 def new_parts(
-    queries: NewestQueries, n: int, parts: int, scores: bool
-) -> tuple[Tensor, Float[Tensor, "heads parts rho"], Float[Tensor, "heads parts rho d"]]:
-    """Allocate what attention to each of at most ``parts`` of n entries leaves for `combine`.
+    queries: NewestQueries, n: int, most_parts: int, scores: bool
+) -> tuple[Tensor, Float[Tensor, "heads most_parts rho"], Float[Tensor, "heads most_parts rho d"]]:
+    """Allocate what attention to each of at most ``most_parts`` of n entries leaves for `combine`.
 
     Logits ``[heads, rho, n]``, none without ``scores``; log-sum-exps; outputs.
     """
     N, G, rho, _, d = queries.shape
-    shapes = ((N * G, rho, n) if scores else (0,), (N * G, parts, rho), (N * G, parts, rho, d))
+    of_parts = N * G, most_parts, rho
+    shapes = (N * G, rho, n) if scores else (0,), of_parts, (*of_parts, d)
     raw, lse, outputs = (queries.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return raw, lse, outputs
 
 
-TOGETHER = 512
+ENTRIES_FINISHED = 512
 """Entries whose probabilities a program of `combine` finishes."""
 
 
 def launch_combine(
     raw: Tensor,
-    lse: Float[Tensor, "heads most rho"],
-    outputs: Float[Tensor, "heads most rho d"],
+    lse: Float[Tensor, "heads most_parts rho"],
+    outputs: Float[Tensor, "heads most_parts rho d"],
     parts: int,
     queries: NewestQueries,
     n: int,
@@ -158,7 +166,8 @@ def launch_combine(
 ) -> tuple[NewestQueries, Tensor]:
     """Launch `combine` on what queries found in the parts; return what `decode_attention` does.
 
-    What ``parts`` of a head left stands together, at the beginning of room for more.
+    ``parts`` is the number launched. What they left is packed at the beginning of ``lse`` and
+    ``outputs``, as if these were ``[heads, parts, ...]``; the rest of the room is not used.
     """
     N, G, rho, _, d = queries.shape
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
@@ -170,11 +179,11 @@ def launch_combine(
             common.per_head(each, written=True) for each in (counters.elapsed, counters.interval)
         )
     early = common.starts_early(queries.device)
-    combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, TOGETHER)))](
+    combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, ENTRIES_FINISHED)))](
         raw, lse, outputs, output, written, received, elapsed, interval,
         n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),
         RHO=rho, D=d, BLOCK_RHO=common.magnitude(rho), BLOCK_D=common.magnitude(d),
-        BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
+        BLOCK_N=ENTRIES_FINISHED, BLOCK_PARTS=common.magnitude(parts),
         JOINED=min(common.MOST_PARTS, common.magnitude(parts)),
         REDUCE=reduce, COUNT=counters is not None,
         EARLY=early, **({"launch_pdl": True} if early else {}),
@@ -194,18 +203,26 @@ def combine(
 ):  # fmt: skip
     """Turn raw logits into probabilities, and the parts' outputs into one.
 
-    REDUCE is ``none`` (probabilities replace the logits), ``skip``, or ``sum``, ``mean`` or ``max``
-    over the query heads of a KV head. With COUNT, what was received updates the counters of
-    every entry's recurrence in place. Grid: (heads, RHO + blocks of entries); the first RHO
-    programs of a head write a row of the output each, from JOINED parts at a time. With EARLY it
-    starts before the parts are there.
+    Reads what parts left, in float32: logits ``raw`` [heads, RHO, n]; and of the ``parts`` that
+    were launched, packed, ``lse`` [heads, parts, RHO] and ``part_output`` [heads, parts, RHO, D].
+
+    Writes ``output``, and ``exact`` in float32 unless it is None, both [heads, RHO, D]. REDUCE says
+    what becomes of probabilities: with ``none`` they replace the logits in ``raw``; with ``sum``,
+    ``mean`` or ``max`` over the RHO query heads of a KV head they go to ``received`` [heads, n];
+    with ``skip`` there are none, and ``raw`` is empty. With COUNT, what was received updates
+    ``elapsed`` and ``interval`` [heads, n] in place, whose heads lie s_head numbers apart.
+
+    Grid: (heads, RHO + blocks of BLOCK_N entries). The first RHO programs of a head write a row of
+    the output each, from JOINED parts at a time; the others finish a block of entries in all rows.
+    With EARLY it starts before the parts are there, and waits.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
     head, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if turn < RHO:
         column, own = tl.arange(0, BLOCK_D), turn + tl.arange(0, 1)  # one row, in a list of rows
-        most, of_mass = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)
+        # `own_`, since a name has one shape in both branches of Triton's `if`
+        own_anchor, own_inverse = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)
         joined = tl.zeros([BLOCK_D], tl.float32)
         for first in tl.static_range(0, BLOCK_PARTS, JOINED):
             part = first + tl.arange(0, JOINED)
@@ -213,7 +230,7 @@ def combine(
             real = (part < parts)[:, None] & (column < D)[None, :]
             pieces = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
             logged = tl.load(lse + line, mask=part < parts, other=float("-inf"))
-            weights = tl.exp(logged[:, None] - most[None, :]) * of_mass[None, :]
+            weights = tl.exp(logged[:, None] - own_anchor[None, :]) * own_inverse[None, :]
             joined += tl.sum(pieces * weights, axis=0)
         to = (head * RHO + turn) * D + column
         tl.store(output + to, joined.to(output.dtype.element_ty), mask=column < D)
@@ -249,9 +266,10 @@ def combine(
 
 @common.kernel
 def joined_softmax(lse, head, row, parts, RHO: constexpr, BLOCK_PARTS: constexpr):
-    """Return what makes logits probabilities, and log-sum-exps the weights of parts.
+    """Return of each row an anchor and the inverse of its mass, over all parts.
 
-    That is: what to subtract from them, and by what to multiply their exponentials.
+    exp(x − anchor) · inverse is the probability of a logit x, and the weight of a part whose
+    log-sum-exp is x.
     """
     part = tl.arange(0, BLOCK_PARTS)
     known = (part < parts)[:, None] & (row < RHO)[None, :]

@@ -9,9 +9,9 @@ from kvlab.fast.engine.policy import Around, Candidates, Needs, Observation, Roo
 from kvlab.fast.engine.step import first_to_go
 from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
-    eviction_error,
+    errors_per_row,
     eviction_errors,
-    fast_eviction_error,
+    fast_errors_per_row,
     joined_by_norm,
     remaining_mass,
 )
@@ -108,9 +108,9 @@ class EvictionError(Around[reference.EvictionError]):
         if plain and seen.cache.triton:
             return eviction_errors(h, seen.view.column("values"), fast, output)
         if fast:
-            per_head = fast_eviction_error(h, seen.values, present, norm)
+            per_head = fast_errors_per_row(h, seen.values, present, norm)
         else:
-            per_head = eviction_error(h, seen.values, norm)
+            per_head = errors_per_row(h, seen.values, norm)
         if heads == "layer":
             return torch.linalg.vector_norm(per_head, dim=(1, 2))[:, None]
         if heads == "max":

@@ -262,7 +262,7 @@ def test_on_an_accelerator_the_mask_of_a_single_token_is_judged_later():
     model, ids = made("Llama"), prompts([LENGTH])["input_ids"]
     clock = StreamClock(records_confidence=False)
     clock.begin([LENGTH], "meta")
-    clock.note_call(ids.to("meta"), None, given=True)
+    clock.note_call(ids.to("meta"), None, from_user=True)
     clock.advance(None, LENGTH)
     clock.columns = LENGTH
     check_past(clock, torch.ones(1, LENGTH + 1, device="meta"), 1)  # has no values to wait for

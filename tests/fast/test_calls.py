@@ -17,7 +17,7 @@ MOST = {"full": 220, "h2o": 220, "tova": 220, "caote:h2o": 220}
 """Calls of a token in a model of four layers."""
 FRAMES = {"full": 6, "h2o": 6, "tova": 6, "caote:h2o": 7}
 """Own frames above the attention product, or above CAOTE's distances."""
-INNERMOST = {attention.logits, attention.attend_without_weights, caote.eviction_error}
+INNERMOST = {attention.logits, attention.attend_without_weights, caote.errors_per_row}
 
 
 def walked(spec):

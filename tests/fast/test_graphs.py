@@ -106,7 +106,7 @@ def test_a_text_goes_on_between_recordings(on_cpu):
                 given = tokens[:, :9].split(1, dim=1)
                 logits += [model(token, past_key_values=each).logits for token in given]
             written = model.generate(
-                torch.cat([cache.text.clock.text.long(), IDS[:, :1]], 1),
+                torch.cat([cache.text.clock.fed.long(), IDS[:, :1]], 1),
                 past_key_values=cache, max_new_tokens=12, do_sample=False,
             )  # fmt: skip
             found.append((logits, written, cache.positions(), other.positions()))

@@ -208,7 +208,7 @@ def test_every_attribute_moves_with_its_row_or_is_declared_alike(spec, layers, t
         cache.load(tmp_path / "context")
         moved(before, cache, [0, 1, 2], "file")
     wanted = {x for x in KINDS_HERE[spec] if layers != "that share a cache" or "Window" not in x}
-    assert wanted | {"Images.rope_deltas", "Columns.buffers", "StreamClock._text"} <= differ
+    assert wanted | {"Images.rope_deltas", "Columns.buffers", "StreamClock._fed"} <= differ
 
 
 def test_a_copy_and_moved_rows_know_where_their_own_values_lie():

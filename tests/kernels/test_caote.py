@@ -52,5 +52,5 @@ def test_equal_entries_have_equal_errors_also_where_they_are_the_heaviest(fast):
     values[:, :, 40] = values[:, :, 7]
     errors = eviction_errors(h, values, fast)[0, 0]
     assert errors[40] == errors[7]
-    plain = caote.fast_eviction_error(h, values, None) if fast else caote.eviction_error(h, values)
+    plain = caote.fast_errors_per_row(h, values, None) if fast else caote.errors_per_row(h, values)
     assert torch.equal(plain[..., 40], plain[..., 7])

@@ -40,7 +40,21 @@ from kvlab.reference.processes import process_pool, threads_of_processes
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was found on one problem: a row of the results, which has a column for every field."""
+    """What was found on one problem: a row of the results, which has a column for every field.
+
+    Who fills which columns, of `_solve` and `_rate` a job runs one:
+
+    - `do_job`: all up to ``refusal``.
+    - `_solve`, where the method writes: ``solved``, ``answer_correct``, ``tokens``,
+      ``after_eviction``, ``seconds_per_token`` and ``written``.
+    - `_rate`, where a text or a draft is rated: ``solved``, ``loss``, ``tokens``,
+      ``after_eviction``, ``seconds_per_token``, ``entries`` and ``nbytes``; of drafts also
+      ``accepted`` and ``until_rejected``.
+    - `_measure`, after `_solve` on the job's first problems: all from ``output_error`` to
+      ``steps_after_eviction``. What is rated is not measured.
+
+    None is what does not apply.
+    """
 
     job: str
     model: str
@@ -140,7 +154,7 @@ def do_job(job: Job) -> list[Result]:
     figures: dict[int, Figures] = {}
     try:
         with seeded(job.draw_seed):
-            figures = _figures(job, fitting)
+            figures = _figures(job, fitting) if fitting else {}
     except ValueError as error:
         refusals |= {each.number: str(error) for each in fitting}
     return [
@@ -161,12 +175,11 @@ def _figures(job: Job, questions: Sequence[Question]) -> dict[int, Figures]:
     A job of drafts rates what the full cache wrote, a task of ratings its own texts; in all others
     the method writes.
     """
-    found: dict[int, Figures] = {each.number: {} for each in questions}
     solve = _rate if job.drafts or isinstance(find_task(job.task), Rated) else _solve
+    found = {each.number: row for each, row in zip(questions, solve(job, questions), strict=True)}
     measured = [each for each in questions if each.number < job.first + job.measured]
-    for work, some in ((solve, questions), (_measure, measured)):
-        for question, figures in zip(some, work(job, some) if some else (), strict=True):
-            found[question.number] |= figures
+    for question, row in zip(measured, _measure(job, measured) if measured else (), strict=True):
+        found[question.number] |= row
     return found
 
 
@@ -175,8 +188,7 @@ def _refusal(job: Job, question: Question) -> str | None:
     if job.method != ORACLE:
         try:
             given = question.shared or len(question.prompt)
-            blocks = _feed(job) == "blocks"
-            read = len(question) - 1 if blocks else given
+            read = len(question) - 1 if _feed(job) == "blocks" else given
             methods.get(job.seeded, job.budget).check(read)
         except ValueError as error:
             return str(error)
@@ -195,7 +207,7 @@ def _policy(job: Job, questions: Sequence[Question]) -> Policy:
 
 
 def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
-    """Let the method write answers, and grade them."""
+    """Let the method write answers, and grade them; what this fills is in `Result`."""
     policy, backend, task = _policy(job, questions), _backend(job), find_task(job.task)
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
@@ -217,27 +229,26 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
 
 
 def _rate(job: Job, questions: Sequence[Question]) -> list[Figures]:
-    """Ask how likely the method finds texts, or the drafts that stand in their place."""
+    """Ask how likely the method finds texts, or the drafts in their place; see `Result`."""
     from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods, rate
     from kvlab.fast.methods import port
 
     task, backend = find_task(job.task), _backend(job)
     assert isinstance(backend, FastBackend)
     passages = [Passage(each.prompt, each.solution) for each in questions]
-    started, how = perf_counter(), (job.block_size, _feed(job), len(passages))
+    started = perf_counter()
+    how: Any = {"block_size": job.block_size, "feed": _feed(job), "batch_size": len(passages)}
     if job.drafts:
-        policy = port(_policy(job, questions))
-        found = likelihoods(backend.model, lambda _: policy, passages, [None] * len(passages), *how)
+        # `rate` takes a method by name; the oracle, which may draft, has none, and its policy has
+        # the budget in it. So `likelihoods` is given one policy, and no budget for any passage.
+        policy, budgets = port(_policy(job, questions)), [None] * len(passages)
+        found = likelihoods(backend.model, lambda _: policy, passages, budgets, **how)
     else:
-        found = rate(backend.model, job.seeded, job.budget, passages, *how)
+        found = rate(backend.model, job.seeded, job.budget, passages, **how)
     took = (perf_counter() - started) / sum(len(each.rated) for each in passages)
     return [
         {
-            "solved": (
-                bool(_right(job, question) and each.greedy[question.asked or slice(None)].all())
-                if task.one_answer
-                else None
-            ),
+            "solved": _solved(job, question, each.greedy),
             **(_accepted(each.greedy[task.counts(len(each.greedy))]) if job.drafts else {}),
             "loss": -float(each.logprobs.mean()),
             "tokens": len(each.logprobs),
@@ -256,12 +267,20 @@ def _feed(job: Job) -> str:
     return task.feed if isinstance(task, Rated) and not job.drafts else "steps"
 
 
-def _right(job: Job, question: Question) -> bool:
-    """Say whether what is rated solves the problem: of drafts, what the full cache wrote."""
+def _solved(job: Job, question: Question, greedy: np.ndarray) -> bool | None:
+    """Say whether a method would write what is rated, and this is right; None if nothing is asked.
+
+    ``greedy`` marks the tokens that it would write. A task's own text is right. A draft is what the
+    full cache wrote in place of the solution, which may be wrong: it is graded, once per method.
+    """
     task = find_task(job.task)
-    if isinstance(task, Rated):
-        return True
-    return task.grade(question.problem, _backend(job).decode(question.solution)).solved
+    if not task.one_answer:
+        return None
+    if not isinstance(task, Rated):
+        text = _backend(job).decode(question.solution)
+        if not task.grade(question.problem, text).solved:
+            return False
+    return bool(greedy[question.asked or slice(None)].all())
 
 
 def _accepted(drafted: np.ndarray) -> Figures:
@@ -305,7 +324,7 @@ def _write(
 
 
 def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
-    """Compare steps of the method with the full cache's, over the full cache's answers."""
+    """Compare steps of the method with the full cache's, over its answers; see `Result`."""
     answers = _full_answers(job)
     tokens, logits = zip(*(answers[each.number] for each in questions), strict=True)
     prompts = [each.prompt for each in questions]
@@ -360,10 +379,10 @@ def _location(job: Job) -> str:
 
 
 def _backend(job: Job) -> Backend:
-    return _once("model", place_of(job), lambda: _planned(job, load_backend(*place_of(job))))
+    return _once("model", place_of(job), lambda: _checked(job, load_backend(*place_of(job))))
 
 
-def _planned(job: Job, backend: Backend) -> Backend:
+def _checked(job: Job, backend: Backend) -> Backend:
     """Return a backend; ValueError if it is not what the job was planned for."""
     location = _location(job)
     dtype = backend.dtype if job.dtype == AS_STORED else job.dtype
@@ -378,20 +397,31 @@ def _planned(job: Job, backend: Backend) -> Backend:
     return backend
 
 
+def _key(job: Job, *more: Any) -> tuple[Any, ...]:
+    """Return what the questions and the full cache's answers of a job depend on, and ``more``.
+
+    Questions depend on ``count`` and ``drafts``, too. Answers do not: they are to the first
+    ``measured`` questions, which are the same however many are drawn, and drafts forbid
+    ``measured`` (`Part` in design.py). Device and number format are those of the plan: what a
+    process keeps is of one plan.
+    """
+    return (job.fingerprint, job.backend, job.task, job.text, job.seed, job.first, *more)
+
+
 def _questions(job: Job) -> list[Question]:
+    """Return the job's questions; of drafts with the full cache's answers as solutions."""
     task, backend = find_task(job.task), _backend(job)
 
     def draw() -> list[Question]:
         asked = backend.tokenizer, backend.encode, job.first + job.count, job.seed
         questions = task.questions(*asked)[job.first :]
-        return _verified(job, questions) if job.drafts else questions
+        return _with_full_answers(job, questions) if job.drafts else questions
 
-    key = (job.fingerprint, job.backend, job.task, job.text, job.seed, job.first, job.count)
-    return _once("questions", (*key, job.drafts), draw)
+    return _once("questions", _key(job, job.count, job.drafts), draw)
 
 
-def _verified(job: Job, questions: Sequence[Question]) -> list[Question]:
-    """Put what the full cache writes in the place of each solution."""
+def _with_full_answers(job: Job, questions: Sequence[Question]) -> list[Question]:
+    """Put what the full cache writes in the place of each solution: methods then draft this."""
     backend, most = _backend(job), max(len(each.solution) for each in questions)
     assert isinstance(backend, FastBackend)
     rated = isinstance(find_task(job.task), Rated)
@@ -419,8 +449,7 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
             for question, answer, (_, logits) in zip(questions, answers, measured, strict=True)
         }
 
-    key = (job.fingerprint, job.backend, job.task, job.text, job.seed, job.first, job.measured)
-    return _once("answers", key, answer)
+    return _once("answers", _key(job, job.measured), answer)
 
 
 # --- engines -------------------------------------------------------------------------------------
@@ -446,7 +475,8 @@ def _count_off(started: Any) -> None:
 def in_processes(jobs: Iterable[Job], workers: int) -> Iterator[Done]:
     """Do jobs in processes of one thread, each with a model and device of its own; see `Engine`.
 
-    If one is killed, what all of them were doing has failed, and no more is begun.
+    If one is killed, what all of them were doing has failed, and no more is begun by this call.
+    `run_all` then calls the engine anew with the jobs that have no row yet.
     """
     context, jobs = get_context("spawn"), iter(jobs)
     options: Any = {"initializer": _count_off, "initargs": (context.Value("i"),)}
@@ -457,6 +487,8 @@ def in_processes(jobs: Iterable[Job], workers: int) -> Iterator[Done]:
                 for job in islice(jobs, workers - len(running)):
                     running[submit(attempt, job)] = job
             except BrokenProcessPool:
+                # The job that was just taken is dropped: it has no row, so the loop hands it out
+                # again with the rest.
                 jobs = iter(())
             if not running:
                 return

@@ -51,6 +51,8 @@ class Job:
     to_first_error: bool = False
     block_size: int | None = None
     drafts: bool = False
+    """Whether the full cache's own answers take the place of solutions, and the method is rated on
+    them: as if it had drafted each, of which the full cache accepts what it would write itself."""
     kvlab: str = ""
     outside: str = ""
     text: str = ""

@@ -44,18 +44,21 @@ PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "
 ENGINES = ("local", "ray")
 
 
-def read_rows(directory: Path) -> list[Result]:
-    """Return the results of a sweep's directory, each once; an error names a damaged file."""
-    found: dict[tuple[str, int], Result] = {}
+def read_published(directory: Path) -> Iterator[Result]:
+    """Yield the results that were published, or made by an older kvlab: those in Parquet."""
     for path in sorted(directory.glob(PARQUET)):
         from kvlab.fast.lab.sweep.published import read_parquet  # needs pyarrow
 
-        found |= {(row.job, row.problem): row for row in read_parquet(path)}
+        yield from read_parquet(path)
+
+
+def read_rows(directory: Path) -> list[Result]:
+    """Return the results of a sweep's directory, each once; an error names a damaged file."""
+    rows = [*read_published(directory)]
     if (path := directory / RESULTS).is_file():
         with closing(Store(path)) as store:
-            for text in store.rows().values():
-                found |= {(row.job, row.problem): row for row in read_as(list[Result], text)}
-    return list(found.values())
+            rows += [row for text in store.rows().values() for row in read_as(list[Result], text)]
+    return list({(row.job, row.problem): row for row in rows}.values())
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,17 @@ def run_sweep(
     plan: Plan,
     directory: Path,
     engine: Engine,
-    report: Report = lambda done, total, what: None,
+    progress: Report = lambda done, total, what: None,
 ) -> Ran:
     """Do the jobs that are missing; every result is stored at once, those of other jobs stay.
 
-    ``report`` is called before the first job and after each. An OSError or ValueError names a file
-    that is damaged.
+    Jobs that were published, or done by an older kvlab, are not done again; nor are those in the
+    store, which the loop finds there. ``progress`` is called before the first job and after each,
+    with all jobs of the plan as the total. An OSError or ValueError names a file that is damaged.
     """
     failures, made = [], []
 
-    def noted(jobs: Iterable[Job]) -> Iterator[Done]:
+    def recording_failures(jobs: Iterable[Job]) -> Iterator[Done]:
         """Do jobs by the engine; note which were done here, and write down why one failed."""
         for job, found in engine(jobs):
             made.append(job)
@@ -109,19 +113,20 @@ def run_sweep(
             yield job, found
 
     tell_of_older(directory.glob("results/*.unfinished"))
-    older = {row.job for row in read_rows(directory)} if [*directory.glob(PARQUET)] else set()
+    published = {row.job for row in read_published(directory)}
     jobs = list(plan.jobs())
     with folder_of(directory / PLAN):
         _write_plan(plan, directory)
         with closing(Store(directory / RESULTS)) as store:
-            left = [job for job in jobs if job.id not in older]
-            before = len(jobs) - len(left)
+            left = [job for job in jobs if job.id not in published]
 
-            def told(done: int, total: int, what: str) -> None:
+            def of_all(done: int, total: int, what: str) -> None:
                 """Report of all jobs, where the loop knows those that are left."""
-                report(before + done, len(jobs), what)
+                progress(len(jobs) - total + done, len(jobs), what)
 
-            run_all(left, store, noted, list[Result], told, lasting=is_found)
+            run_all(
+                left, store, recording_failures, kind=list[Result], report=of_all, lasting=is_found
+            )
     return Ran(len(made) - len(failures), len(jobs), tuple(failures))
 
 
@@ -138,13 +143,18 @@ def _write_plan(plan: Plan, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Stored(Results):
-    """A sweep as its directory holds it."""
+    """A sweep as its directory holds it.
+
+    It adds where it lies, and how it was run last, to `Results`: the ``plan``, the ``rows`` found
+    so far, and all that follows from them. `read_stored` makes it, in this order of fields.
+    """
 
     directory: Path
     run: Mapping[str, Any]
     """Command, versions and machine of the last run, and what `OUTSIDE` named."""
 
     def failure(self, job: Job) -> str | None:
+        """Return the last line of what `run_sweep` wrote down of a failure."""
         path = self.directory / FAILURES / f"{job.id}.txt"
         return path.read_text(encoding="utf-8").splitlines()[-1] if path.is_file() else None
 
