@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import traceback
+from types import SimpleNamespace
 
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -28,6 +29,8 @@ CONNECTOR = {"kv_connector": "KvlabConnector", "kv_role": "kv_both"}
 
 MARK = "kvlab found "
 LOG: list[str] = []
+WAITS: dict[str, int] = {}
+WAITING = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__")
 
 
 class Engine:
@@ -58,7 +61,8 @@ class Engine:
         """Forget what was found so far."""
         self.texts: dict = {}
         self.evicted: list = []
-        self.steps = self.preempted = self.cached = self.at_once = 0
+        self.steps = self.preempted = self.cached = self.at_once = self.waiting = self.waits = 0
+        self.reasons: dict = {}
         self.least_free = self.pool.get_num_free_blocks()
         LOG.clear()
 
@@ -68,6 +72,7 @@ class Engine:
 
         if not has_kv_transfer_group():
             return  # workers are processes of their own
+        count_waits()
         tables = get_kv_transfer_group().tables
         self.tables = len(tables)
         for number, requests in enumerate(tables):
@@ -76,11 +81,15 @@ class Engine:
     def noting(self, table, requests, end):
         def noted():
             places = {place.request_id: place for place in (requests.places or {}).values()}
-            found = end()
+            found, failures = end()
             for request_id, _, numbers in found:
                 name, seen = request_id.rpartition("-")[0], places[request_id].seen
                 self.evicted += [[name, seen, number, table] for number in numbers]
-            return found
+            for request in requests.requests.values():
+                held = sum(each.untyped_storage().nbytes() for each in request.waiting)
+                self.waiting = max(self.waiting, held)
+            self.waits = max(self.waits, WAITS.pop("tolist", 0))
+            return found, failures
 
         return noted
 
@@ -107,6 +116,7 @@ class Engine:
                     logp = [row[token].logprob for token, row in pairs]
                     name = f"{output.request_id}/{each.index}"
                     self.texts[name] = {"tokens": list(each.token_ids), "logp": logp}
+                    self.reasons[name] = [each.finish_reason, each.stop_reason]
             self.least_free = min(self.least_free, self.pool.get_num_free_blocks())
             self.at_once = max(self.at_once, len(self.scheduler.running))
             running = self.scheduler.requests.values()
@@ -134,7 +144,62 @@ class Engine:
             "free": self.pool.get_num_free_blocks(),
             "least_free": self.least_free,
             "log": list(LOG),
+            "waiting": self.waiting,
+            "waits": self.waits,
+            "reasons": self.reasons,
         }
+
+
+def count_waits() -> None:
+    """Count what waits for a device, where kvlab takes in a batch and decides."""
+    import torch
+
+    from kvlab.fast.vllm import backend, requests
+
+    def counting(function):
+        def counted(*given, **named):
+            waits = {name: getattr(torch.Tensor, name) for name in WAITING}
+
+            def waited(wait):
+                def called(*given, **named):
+                    WAITS["tolist"] = WAITS.get("tolist", 0) + 1
+                    return wait(*given, **named)
+
+                return called
+
+            for name, wait in waits.items():
+                setattr(torch.Tensor, name, waited(wait))
+            try:
+                return function(*given, **named)
+            finally:
+                for name, wait in waits.items():
+                    setattr(torch.Tensor, name, wait)
+
+        counted.counts = True
+        return counted
+
+    if not hasattr(backend.take_turns, "counts"):
+        backend.take_turns = counting(backend.take_turns)
+        requests.Batch.__init__ = counting(requests.Batch.__init__)
+
+
+def stand_in_for_cpus() -> None:
+    """Let vLLM's attention of GPUs run here, by Triton's interpreter.
+
+    vLLM is told two things that a CPU cannot say: that Triton has a driver, and what it can do.
+    """
+    import torch
+    import triton.backends
+
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    driver = SimpleNamespace(is_active=lambda: True)
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    load_general_plugins()
+    path = AttentionBackendEnum[os.environ["KVLAB_BACKEND"]].get_path()
+    register_backend(AttentionBackendEnum.CPU_ATTN, path)
 
 
 def close() -> None:
@@ -156,6 +221,8 @@ def main() -> None:
     for name in ("vllm.kvlab", "kvlab"):
         logging.getLogger(name).setLevel(logging.INFO)
         logging.getLogger(name).addHandler(handler)
+    if "KVLAB_BACKEND" in os.environ:
+        stand_in_for_cpus()
     asked, engine = None, None
     for line in sys.stdin:
         told = json.loads(line)
