@@ -90,9 +90,14 @@ def python():
 
 @pytest.fixture(scope="package")
 def looks(tmp_path_factory):
-    """The file of a method of one's own, without a PyTorch implementation."""
+    """The file of a method of one's own, without a PyTorch implementation.
+
+    It fails for prompts of 77 tokens.
+    """
     file = tmp_path_factory.mktemp("own") / "looks.py"
-    file.write_text(SOURCE)
+    failing = "    def score(self, state, seen, candidates, room):\n"
+    assert failing in SOURCE
+    file.write_text(SOURCE.replace(failing, f"{failing}        1 / (seen.clock.prompt - 77)\n"))
     with methods_named(file):
         yield str(file)
 
@@ -114,3 +119,24 @@ def driver(model, python, looks, environment):
     running = Driver(model[1], python, environment | {"KVLAB_METHODS": looks})
     yield running
     running.close()
+
+
+@pytest.fixture(scope="package")
+def driver_of(model, python, environment, tmp_path_factory):
+    """A function that returns a process in which a backend for GPUs takes the place of CPU_ATTN."""
+    triton = pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("triton")  # vLLM's environment has none
+    (folder / "triton").symlink_to(Path(triton.__file__).parent, target_is_directory=True)
+    path = os.pathsep.join([environment["PYTHONPATH"], str(folder)])
+    given = environment | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": path}
+
+    running = {}
+
+    def started(backend):
+        if backend not in running:
+            running[backend] = Driver(model[1], python, given | {"KVLAB_BACKEND": backend})
+        return running[backend]
+
+    yield started
+    for each in running.values():
+        each.close()

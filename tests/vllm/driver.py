@@ -4,7 +4,9 @@ Every line of standard input is a run in JSON: ``model``, ``engine`` (arguments 
 (or null) and ``events``, each the name of a method of `Engine` and its arguments. A run of the same
 engine as the last one goes on with it. The answer is a line of `MARK` and JSON: ``texts`` by
 request, with ``tokens`` and ``logp``; the ``evicted`` blocks as request, tokens seen, number and
-table, of how many ``tables``; what the pool held; ``log``; or ``error``.
+table, of how many ``tables``; what the pool held; ``log``; ``waiting`` bytes of a request at most;
+how often a step ``waits`` for the device; ``copied`` numbers at most while caches are read; or
+``error``.
 """
 
 import gc
@@ -13,7 +15,8 @@ import logging
 import os
 import sys
 import traceback
-from types import SimpleNamespace
+
+import stand_ins
 
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -29,8 +32,8 @@ CONNECTOR = {"kv_connector": "KvlabConnector", "kv_role": "kv_both"}
 
 MARK = "kvlab found "
 LOG: list[str] = []
-WAITS: dict[str, int] = {}
-WAITING = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__")
+if "KVLAB_BACKEND" in os.environ:  # in the processes of ranks, too
+    stand_ins.take_the_place_of_cpus(os.environ["KVLAB_BACKEND"])
 
 
 class Engine:
@@ -49,10 +52,12 @@ class Engine:
         }
         if kvlab is not None:
             given |= {"additional_config": {"kvlab": kvlab}, "kv_transfer_config": CONNECTOR}
-        self.engine = LLM(model, **given | engine).llm_engine
+        given |= engine
+        stand_ins.set_layout(given.pop("layout", None), given.pop("segments", False))
+        self.engine = LLM(model, **given).llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.tables = 1
+        self.tables, self.group = 1, None
         if kvlab is not None:
             self.listen()
         self.begin()
@@ -72,8 +77,9 @@ class Engine:
 
         if not has_kv_transfer_group():
             return  # workers are processes of their own
-        count_waits()
-        tables = get_kv_transfer_group().tables
+        self.group = get_kv_transfer_group()
+        stand_ins.count_waits()
+        tables = self.group.tables
         self.tables = len(tables)
         for number, requests in enumerate(tables):
             requests.end = self.noting(number, requests, requests.end)
@@ -88,12 +94,17 @@ class Engine:
             for request in requests.requests.values():
                 held = sum(each.untyped_storage().nbytes() for each in request.waiting)
                 self.waiting = max(self.waiting, held)
-            self.waits = max(self.waits, WAITS.pop("tolist", 0))
+            self.waits = max(self.waits, stand_ins.waits())
             return found, failures
 
         return noted
 
     # --- events ---
+
+    def strides(self) -> list[int]:
+        """Return those of the first layer's cache, if this process has it."""
+        caches = self.group.tables[0].caches if self.group else {}
+        return [*next(iter(caches.values())).stride()] if caches else []
 
     def arrive(self, name: str, prompt: list[int], tokens: int, **given) -> None:
         """Add a request."""
@@ -147,59 +158,9 @@ class Engine:
             "waiting": self.waiting,
             "waits": self.waits,
             "reasons": self.reasons,
+            "copied": stand_ins.most_copied(),
+            "strides": self.strides(),
         }
-
-
-def count_waits() -> None:
-    """Count what waits for a device, where kvlab takes in a batch and decides."""
-    import torch
-
-    from kvlab.fast.vllm import backend, requests
-
-    def counting(function):
-        def counted(*given, **named):
-            waits = {name: getattr(torch.Tensor, name) for name in WAITING}
-
-            def waited(wait):
-                def called(*given, **named):
-                    WAITS["tolist"] = WAITS.get("tolist", 0) + 1
-                    return wait(*given, **named)
-
-                return called
-
-            for name, wait in waits.items():
-                setattr(torch.Tensor, name, waited(wait))
-            try:
-                return function(*given, **named)
-            finally:
-                for name, wait in waits.items():
-                    setattr(torch.Tensor, name, wait)
-
-        counted.counts = True
-        return counted
-
-    if not hasattr(backend.take_turns, "counts"):
-        backend.take_turns = counting(backend.take_turns)
-        requests.Batch.__init__ = counting(requests.Batch.__init__)
-
-
-def stand_in_for_cpus() -> None:
-    """Let vLLM's attention of GPUs run here, by Triton's interpreter.
-
-    vLLM is told two things that a CPU cannot say: that Triton has a driver, and what it can do.
-    """
-    import torch
-    import triton.backends
-
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
-    driver = SimpleNamespace(is_active=lambda: True)
-    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
-    from vllm.plugins import load_general_plugins
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
-    load_general_plugins()
-    path = AttentionBackendEnum[os.environ["KVLAB_BACKEND"]].get_path()
-    register_backend(AttentionBackendEnum.CPU_ATTN, path)
 
 
 def close() -> None:
@@ -221,8 +182,6 @@ def main() -> None:
     for name in ("vllm.kvlab", "kvlab"):
         logging.getLogger(name).setLevel(logging.INFO)
         logging.getLogger(name).addHandler(handler)
-    if "KVLAB_BACKEND" in os.environ:
-        stand_in_for_cpus()
     asked, engine = None, None
     for line in sys.stdin:
         told = json.loads(line)
