@@ -27,6 +27,7 @@ def take_the_place_of_cpus(name: str) -> None:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     driver = SimpleNamespace(is_active=lambda: True)
     triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
+    interpreter.InterpreterBuilder.create_dot = in_float32(interpreter)
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)  # slow
     from vllm.plugins import load_general_plugins
@@ -39,6 +40,26 @@ def take_the_place_of_cpus(name: str) -> None:
     flash_attn.reshape_and_cache_flash = store
     load_general_plugins()
     register_backend(AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum[name].get_path())
+
+
+def in_float32(interpreter):
+    """Return the interpreter's product of matrices, which would multiply the bits of bfloat16."""
+    from triton.language import bfloat16, float32
+
+    own = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self, *given):
+        a, b = (
+            interpreter.TensorHandle(
+                interpreter._convert_float(x.data, bfloat16, float32, None).view("float32"), float32
+            )
+            if x.dtype == bfloat16
+            else x
+            for x in given[:2]
+        )
+        return own(self, a, b, *given[2:])
+
+    return create_dot
 
 
 def set_layout(layout: str | None, segments: bool) -> None:

@@ -1,0 +1,69 @@
+"""What fails ends alone: its blocks come back, and neither the engine nor other texts notice."""
+
+import pytest
+import torch
+
+from support.block_oracle import arriving, asked, assert_as_specified, texts
+
+POOL = {"num_gpu_blocks_override": 18, "max_num_seqs": 4}
+BROKEN = 2
+"""The token whose embedding is no number, in `broken`; random prompts have none below 3."""
+
+
+@pytest.fixture(scope="module")
+def broken(model, tmp_path_factory):
+    """The model, of which one token's embedding is NaN, saved in a directory."""
+    directory = tmp_path_factory.mktemp("broken")
+    embeddings = model[0].get_input_embeddings().weight
+    kept = embeddings.data[BROKEN].clone()
+    embeddings.data[BROKEN] = torch.nan
+    model[0].save_pretrained(directory)
+    embeddings.data[BROKEN] = kept
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("method", "says", "engine"),
+    [
+        ("looks@recent=16", "looks@recent=16,page=32,kv_heads=model failed: division by zero", {}),
+        ("tova", "a score is NaN", {}),
+        ("caote:h2o@recent=16", "a score is NaN", {}),
+        ("tova@kv_heads=layer", "a score is NaN", {"enable_prefix_caching": False}),
+    ],
+)
+def test_a_request_fails_alone(driver, model, broken, method, says, engine):
+    """Two others run beside it; one comes when it has failed, and takes its blocks."""
+    prompts = texts(130, 96, seed=8)
+    wrong = {"bad": texts(77, seed=9)["r0"]}
+    if "NaN" in says:
+        wrong["bad"][40] = BROKEN
+    later = texts(250, seed=10)
+    events = [*arriving(prompts), *arriving(wrong), ["step", {"times": 60}]]
+    events += [*arriving({"later": later["r0"]}), ["drain"]]
+    found = driver.run(asked(method), events, broken if "NaN" in says else None, **POOL, **engine)
+    assert "error" not in found, found["trace"]
+    reason, error = found["reasons"].pop("bad/0")
+    assert reason == "error" and says in error and any(says in line for line in found["log"])
+    assert len(found["texts"].pop("bad/0")["tokens"]) < 30
+    prompts["later"] = later["r0"]
+    assert assert_as_specified(model[0], found, prompts, method) >= 5
+    assert {reason for reason, _ in found["reasons"].values()} == {"length"}
+    assert found["preempted"] == 0
+
+
+def test_beam_search_is_refused(driver):
+    """Each of its tokens is a request of its own, which asks for what only beams ask for."""
+    asks = {"logprobs": 4, "skip_clone": True}
+    found = driver.run(asked("tova"), [*arriving(texts(50), 1, **asks), ["drain"]], **POOL)
+    assert found["reasons"]["r0/0"][0] == "abort" and found["free"] == found["blocks"]
+    assert any("beam search makes a request of every token" in line for line in found["log"])
+
+
+def test_after_kill_9_another_process_begins_anew(driver, killed, model):
+    prompts = texts(100)
+    events = [*arriving(prompts), ["drain"]]
+    assert "error" not in killed.run(asked("tova"), events)
+    killed.process.kill()
+    killed.process.wait()
+    found = driver.run(asked("tova"), events)
+    assert assert_as_specified(model[0], found, prompts, "tova") >= 2
