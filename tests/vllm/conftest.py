@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 import torch
@@ -42,12 +43,12 @@ class Driver:
     """A process that runs `driver.py`."""
 
     def __init__(self, model: str, python: str, environment: dict[str, str]) -> None:
-        self.model = model
+        self.model, self.errors = model, TemporaryFile("w+")
         self.process = subprocess.Popen(
             [python, str(HERE / "driver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
             env=environment,
         )
@@ -62,11 +63,17 @@ class Driver:
                 return json.loads(line.removeprefix("kvlab found "))
         raise AssertionError("vLLM's process has ended")
 
+    def said(self) -> str:
+        """Return what the process and those of its ranks said on standard error so far."""
+        self.errors.seek(0)
+        return self.errors.read()
+
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
+        self.errors.close()
 
 
 @pytest.fixture(scope="session")

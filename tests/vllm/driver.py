@@ -14,7 +14,10 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
+from dataclasses import replace
+from types import SimpleNamespace
 
 import stand_ins
 
@@ -53,6 +56,7 @@ class Engine:
         if kvlab is not None:
             given |= {"additional_config": {"kvlab": kvlab}, "kv_transfer_config": CONNECTOR}
         given |= engine
+        given.pop("keep_backends", None)
         stand_ins.set_layout(given.pop("layout", None), given.pop("segments", False))
         self.engine = LLM(model, **given).llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
@@ -68,6 +72,7 @@ class Engine:
         self.evicted: list = []
         self.steps = self.preempted = self.cached = self.at_once = self.waiting = self.waits = 0
         self.reasons: dict = {}
+        self.milliseconds = 1e9
         self.least_free = self.pool.get_num_free_blocks()
         LOG.clear()
 
@@ -114,6 +119,29 @@ class Engine:
         params = SamplingParams(max_tokens=tokens, **params | given)
         self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
 
+    def time_admission(self, running: int) -> None:
+        """Time how many blocks a request needs beside others, whose texts are long."""
+        from kvlab.fast.vllm.manager import Account
+
+        (manager,) = self.scheduler.connector.managers
+        settings = replace(self.scheduler.connector.settings, longest=131072)
+        for number in range(running + 1):
+            tokens = {"num_tokens": 2048 + number, "num_prompt_tokens": 2048, "max_tokens": 129024}
+            request = SimpleNamespace(**tokens, num_computed_tokens=3000, num_preemptions=0)
+            manager.accounts[str(number)] = account = Account(request, settings, 1)
+            if number < running:
+                account.begin()
+                manager.req_to_blocks[str(number)] = [None]
+        for _ in range(20):
+            manager.accounts[str(running)].preemptions = -1
+            began = time.thread_time()
+            manager.get_num_blocks_to_allocate(str(running), 2048, [], 0, 0, 2048)
+            taken = 1000 * (time.thread_time() - began)
+            self.milliseconds = min(self.milliseconds, taken)
+        for number in range(running + 1):
+            manager.accounts.pop(str(number))
+            manager.req_to_blocks.pop(str(number), None)
+
     def step(self, times: int = 1) -> None:
         """Let the engine write some tokens."""
         for _ in range(times):
@@ -158,21 +186,23 @@ class Engine:
             "waiting": self.waiting,
             "waits": self.waits,
             "reasons": self.reasons,
+            "milliseconds": self.milliseconds,
             "copied": stand_ins.most_copied(),
             "strides": self.strides(),
         }
 
 
-def close() -> None:
-    """Let the process have another engine."""
+def close(keep_backends: bool) -> None:
+    """Let the process have another engine, which may find what vLLM keeps of the last."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.v1.attention.selector import _cached_get_attn_backend
 
     ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()
-    _cached_get_attn_backend.cache_clear()  # its key does not hold whether kvlab is configured
     gc.collect()
+    if not keep_backends:
+        _cached_get_attn_backend.cache_clear()
 
 
 def main() -> None:
@@ -190,7 +220,7 @@ def main() -> None:
             if told != asked or engine is None:
                 if asked is not None:
                     engine = None
-                    close()
+                    close(told["engine"].get("keep_backends", False))
                 asked, engine = told, Engine(**told)
             engine.begin()
             for name, *given in events:

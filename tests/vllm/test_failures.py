@@ -41,15 +41,15 @@ def test_a_request_fails_alone(driver, model, broken, method, says, engine):
     wrong, nan = texts(77, seed=9)["r0"], "NaN" in says
     if nan:
         wrong[40] = BROKEN
-    events = [*arriving({**prompts, "bad": wrong}, 30), ["drain"]]
+    events = [*arriving({**prompts, "bad": wrong}, 23), ["drain"]]
     if not nan:
         prompts["later"] = later
-        events += [*arriving({"later": later}, 30), ["drain"]]
+        events += [*arriving({"later": later}, 23), ["drain"]]
     found = driver.run(asked(method), events, broken if nan else None, **POOL | engine)
     assert "error" not in found, found["trace"]
     reason, error = found["reasons"].pop("bad/0")
     assert reason == "error" and says in error and any(says in line for line in found["log"])
-    assert len(found["texts"].pop("bad/0")["tokens"]) < 30
+    assert len(found["texts"].pop("bad/0")["tokens"]) < 23
     assert assert_as_specified(model[0], found, prompts, method) >= 3
     assert {reason for reason, _ in found["reasons"].values()} == {"length"}
     assert found["preempted"] == 0

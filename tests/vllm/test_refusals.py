@@ -1,6 +1,7 @@
 """What kvlab cannot do inside vLLM is refused by name, before any weights are read."""
 
 import logging
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ WITH = {
     "cache_config.block_size": 32,
     "cache_config.enable_prefix_caching": True,
     "device_config.device_type": "cpu",
-    "compilation_config.cudagraph_mode": SimpleNamespace(name="FULL"),
+    "compilation_config.cudagraph_mode": SimpleNamespace(name="FULL_AND_PIECEWISE"),
     "scheduler_config.async_scheduling": True,
     "kv_transfer_config.kv_connector": "KvlabConnector",
     "speculative_config": None,
@@ -72,7 +73,10 @@ PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
         ({"model_config.is_encoder_decoder": True}, "must have attention layers alone"),
         ({"model_config.runner_type": "pooling"}, "in a decoder that writes text"),
         ({"cache_config.cache_dtype": "fp8_e5m2"}, "kv_cache_dtype = 'fp8_e5m2'"),
-        ({"device_config.device_type": "cuda"}, "CUDA graphs were never tried"),
+        (
+            {"device_config.device_type": "cuda"},
+            "cudagraph_mode = FULL_AND_PIECEWISE must be PIECEWISE or NONE",
+        ),
         ({"kv_transfer_config.kv_connector": "Other"}, "which needs --kv-transfer-config"),
         ({"parallel_config.tensor_parallel_size": 8}, "= 8 must divide the KV heads"),
         *(
@@ -102,17 +106,48 @@ def test_tables_per_layer_share_no_prefixes():
     [("json.dumps", "json.dumps takes no ratio"), ("json.nothing.here", "is gone")],
 )
 def test_a_point_that_has_moved_is_refused_by_name(monkeypatch, point, says):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.1"))
     monkeypatch.setattr(points, "POINTS", {point: "obj ratio"})
     points.check.cache_clear()
     with pytest.raises(points.UnknownVersionError, match=says):
         settings_of(configured())
 
 
+def test_an_attribute_that_has_moved_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.0"))
+    monkeypatch.setattr(points, "POINTS", {})
+    monkeypatch.setattr(points, "ATTRIBUTES", {"logging.Handler.__init__": "level formatter pool"})
+    points.check.cache_clear()
+    with pytest.raises(points.UnknownVersionError, match="__init__ has no pool; kvlab knows vLLM"):
+        points.check()
+
+
+def test_a_version_that_was_never_tried_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
+    points.check.cache_clear()
+    with pytest.raises(points.UnknownVersionError, match="was never tried; kvlab knows"):
+        points.check()
+
+
 def test_a_version_without_the_first_points_says_so_at_start(caplog, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with caplog.at_level(logging.WARNING):
         register()
     assert "kvlab does not know this version of vLLM" in caplog.text
+
+
+def test_an_engine_without_the_connector_is_refused_after_one_without_kvlab(driver):
+    """vLLM asks once in a process which class attends, and kvlab has it ask again."""
+    assert "error" not in driver.run(None, [], keep_backends=True)
+    found = driver.run(asked("tova"), [], kv_transfer_config=None, keep_backends=True)
+    assert "through a connector, which needs --kv-transfer-config" in found["error"]
+
+
+def test_a_rank_says_why_it_is_refused_before_its_model_is_built(driver):
+    """vLLM itself says only that a process of it has ended."""
+    engine = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+    assert "error" in driver.run(asked("tova"), [], **engine)
+    assert "kvlab: pipeline_parallel_size must be 1: a decision needs all" in driver.said()
 
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64}
