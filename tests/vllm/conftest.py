@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import mkstemp
 
 import pytest
 import torch
@@ -43,15 +43,17 @@ class Driver:
     """A process that runs `driver.py`."""
 
     def __init__(self, model: str, python: str, environment: dict[str, str]) -> None:
-        self.model, self.errors = model, TemporaryFile("w+")
+        errors, self.errors = mkstemp()
+        self.model = model
         self.process = subprocess.Popen(
             [python, str(HERE / "driver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
+            stderr=errors,
             text=True,
             env=environment,
         )
+        os.close(errors)
 
     def run(self, kvlab, events, model=None, **engine) -> dict:
         """Let an engine take events, and return what was found."""
@@ -65,15 +67,14 @@ class Driver:
 
     def said(self) -> str:
         """Return what the process and those of its ranks said on standard error so far."""
-        self.errors.seek(0)
-        return self.errors.read()
+        return Path(self.errors).read_text("utf-8", "replace")
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
-        self.errors.close()
+        Path(self.errors).unlink()
 
 
 @pytest.fixture(scope="session")

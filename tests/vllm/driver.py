@@ -29,6 +29,7 @@ os.environ |= {
     "DO_NOT_TRACK": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_CPU_CI_ENV": "1",  # what is compiled is traced, and run as it is
 }
 CONNECTOR = {"kv_connector": "KvlabConnector", "kv_role": "kv_both"}
 
@@ -189,6 +190,7 @@ class Engine:
             "milliseconds": self.milliseconds,
             "copied": stand_ins.most_copied(),
             "strides": self.strides(),
+            "graphs": stand_ins.compiled(),
         }
 
 

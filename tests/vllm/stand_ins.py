@@ -118,6 +118,13 @@ def waits() -> int:
     return found
 
 
+def compiled() -> int:
+    """Return how many graphs of the model were traced."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
 def most_copied() -> int:
     """Return how many numbers one operation made at most, since this was asked last."""
     found = max(COPIED)

@@ -7,6 +7,8 @@ from kvlab.fast.vllm.settings import completed
 from support.block_oracle import LOG_PROBABILITY, arriving, asked, assert_as_specified, dense, texts
 
 SLOW = pytest.mark.slow
+BLOCK_OF_QUERIES = 32 * 2 * 4 * 32 * 4
+"""Bytes of a block of the model's queries: layers, heads and head dimension of `conftest`."""
 METHODS = (
     "caote:h2o@recent=16",
     "tova",
@@ -35,6 +37,8 @@ def test_a_text_is_dense_attention_over_the_blocks_that_kvlab_keeps(driver, mode
     prompts = texts(50, 130, 96)
     found = driver.run(asked(method), [*arriving(prompts), ["drain"]])
     assert assert_as_specified(model[0], found, prompts, method) >= (2 if method == "nacl" else 5)
+    if not method.startswith("looks"):  # observes prompts whole, and on the host
+        assert found["waiting"] <= BLOCK_OF_QUERIES and found["waits"] <= 2
 
 
 @pytest.mark.parametrize(
@@ -78,11 +82,20 @@ def test_without_configuration_the_full_cache_writes_and_nothing_is_logged(drive
     assert found["texts"]["r0/0"]["tokens"] == tokens and found["log"] == []
 
 
+def test_attention_stays_outside_of_what_is_compiled(driver, model):
+    """As in piecewise CUDA graphs: the rest of the model is traced, and no table is in a graph."""
+    prompts, method = texts(50, 130), "caote:h2o@recent=16"
+    found = driver.run(asked(method), [*arriving(prompts), ["drain"]], enforce_eager=False)
+    assert assert_as_specified(model[0], found, prompts, method) >= 4
+    assert found["graphs"] >= 1
+
+
 @SLOW
-@pytest.mark.parametrize("method", ["caote:h2o@recent=16", "tova"])
+@pytest.mark.turns
+@pytest.mark.parametrize("method", [getattr(each, "values", [each])[0] for each in METHODS])
 def test_two_ranks_write_and_evict_what_one_does(driver, method):
     """Each of two processes has one of the KV heads, and its queries."""
-    events = [*arriving(texts(50, 130, 96)), ["drain"]]
+    events = [*arriving(texts(50, 130, 96), 40), ["drain"]]
     ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     one, two = driver.run(asked(method), events), driver.run(asked(method), events, **ranks)
     assert "error" not in two, two["trace"]
