@@ -129,12 +129,6 @@ def driver(model, python, looks, environment):
     running.close()
 
 
-@pytest.fixture
-def another(model, python, environment):
-    """Another process in vLLM's environment."""
-    return Driver(model[1], python, environment)
-
-
 @pytest.fixture(scope="package")
 def driver_of(model, python, environment, tmp_path_factory):
     """A function that returns a process in which a backend for GPUs takes the place of CPU_ATTN."""

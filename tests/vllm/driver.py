@@ -72,6 +72,7 @@ class Engine:
         self.texts: dict = {}
         self.evicted: list = []
         self.steps = self.preempted = self.cached = self.at_once = self.waiting = self.waits = 0
+        self.copied = 0
         self.reasons: dict = {}
         self.milliseconds = 1e9
         self.least_free = self.pool.get_num_free_blocks()
@@ -84,7 +85,7 @@ class Engine:
         if not has_kv_transfer_group():
             return  # workers are processes of their own
         self.group = get_kv_transfer_group()
-        stand_ins.count_waits()
+        stand_ins.take_notes()
         tables = self.group.tables
         self.tables = len(tables)
         for number, requests in enumerate(tables):
@@ -100,7 +101,9 @@ class Engine:
             for request in requests.requests.values():
                 held = sum(each.untyped_storage().nbytes() for each in request.waiting)
                 self.waiting = max(self.waiting, held)
-            self.waits = max(self.waits, stand_ins.waits())
+            now = stand_ins.noted()
+            self.waits = max(self.waits, now["waits"])
+            self.copied = max(self.copied, now["copied"])
             return found, failures
 
         return noted
@@ -172,23 +175,12 @@ class Engine:
 
     def found(self) -> dict:
         """Return what was found since `begin`."""
-        return {
-            "texts": self.texts,
-            "evicted": self.evicted,
-            "tables": self.tables,
-            "steps": self.steps,
-            "preempted": self.preempted,
-            "cached": self.cached,
-            "at_once": self.at_once,
+        numbers = ("steps", "preempted", "cached", "at_once", "least_free", "tables")
+        notes = ("waiting", "waits", "copied", "reasons", "milliseconds")
+        return {name: getattr(self, name) for name in ("texts", "evicted", *numbers, *notes)} | {
             "blocks": self.pool.num_gpu_blocks - 1,
             "free": self.pool.get_num_free_blocks(),
-            "least_free": self.least_free,
             "log": list(LOG),
-            "waiting": self.waiting,
-            "waits": self.waits,
-            "reasons": self.reasons,
-            "milliseconds": self.milliseconds,
-            "copied": stand_ins.most_copied(),
             "strides": self.strides(),
             "graphs": stand_ins.compiled(),
         }

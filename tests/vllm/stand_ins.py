@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 WAITING = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__")
 """Methods of a tensor that wait for its device."""
-COUNTED: list[str] = []
-COPIED = [0]
+WAITED: list[int] = []
+COPIED: list[int] = []
 
 
 def take_the_place_of_cpus(name: str) -> None:
@@ -100,21 +100,51 @@ def store(key, value, key_cache, value_cache, slots, *_) -> None:
         cache[slots // size, slots % size] = new[: len(slots)]
 
 
-def count_waits() -> None:
-    """Count what waits for a device where kvlab takes in a batch and decides; once a process."""
+def take_notes() -> None:
+    """Note waits where kvlab takes in a batch and decides, and copies where it reads caches."""
     from kvlab.fast.vllm import backend, requests
     from kvlab.fast.vllm.blocks import Layout
 
-    if not hasattr(backend.take_turns, "counts"):
-        Layout.read = measuring(Layout.read)
-        backend.take_turns = counting(backend.take_turns)
-        requests.Batch.__init__ = counting(requests.Batch.__init__)
+    if not hasattr(backend.take_turns, "noted"):  # once a process
+        backend.take_turns = noting(backend.take_turns, WAITED, waits)
+        requests.Batch.__init__ = noting(requests.Batch.__init__, WAITED, waits)
+        Layout.read = noting(Layout.read, COPIED, copies)
 
 
-def waits() -> int:
-    """Return how often was waited since this was asked last."""
-    found = len(COUNTED)
-    COUNTED.clear()
+def noting(function, notes, note):
+    """Return a function that notes something of every operation of PyTorch in it."""
+    from torch.overrides import TorchFunctionMode
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(self, operation, types, given=(), named=None):
+            found = operation(*given, **(named or {}))
+            notes.append(note(operation.__name__, given, found))
+            return found
+
+    def noted(*given, **named):
+        with Noting():
+            return function(*given, **named)
+
+    noted.noted = True
+    return noted
+
+
+def waits(name, given, found) -> int:
+    """Count an operation that waits for the device."""
+    masks = name == "__getitem__" and "bool" in str(getattr(given[1], "dtype", given[1]))
+    return int(name in WAITING or masks)
+
+
+def copies(name, given, found) -> int:
+    """Return how many numbers an operation makes."""
+    return 0 if found is None or found._is_view() else found.numel()
+
+
+def noted() -> dict:
+    """Return what was noted since this was asked last; clear it."""
+    found = {"waits": sum(WAITED), "copied": max(COPIED, default=0)}
+    WAITED.clear()
+    COPIED.clear()
     return found
 
 
@@ -123,55 +153,3 @@ def compiled() -> int:
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
-
-
-def most_copied() -> int:
-    """Return how many numbers one operation made at most, since this was asked last."""
-    found = max(COPIED)
-    COPIED[:] = [0]
-    return found
-
-
-def measuring(function):
-    """Return a function that notes how large the tensors are that it makes."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Noting(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, given=(), named=None):
-            found = operation(*given, **(named or {}))
-            if isinstance(found, torch.Tensor) and not found._is_view():
-                COPIED.append(found.numel())
-            return found
-
-    def measured(*given, **named):
-        with Noting():
-            return function(*given, **named)
-
-    return measured
-
-
-def counting(function):
-    """Return a function that counts in what it calls."""
-    import torch
-
-    own = {name: getattr(torch.Tensor, name) for name in WAITING}
-
-    def waiting(name):
-        def waited(*given, **named):
-            COUNTED.append(name)
-            return own[name](*given, **named)
-
-        return waited
-
-    def counted(*given, **named):
-        for name in own:
-            setattr(torch.Tensor, name, waiting(name))
-        try:
-            return function(*given, **named)
-        finally:
-            for name, method in own.items():
-                setattr(torch.Tensor, name, method)
-
-    counted.counts = True
-    return counted

@@ -63,11 +63,10 @@ def test_beam_search_is_refused(driver):
     assert any("beam search makes a request of every token" in line for line in found["log"])
 
 
-def test_after_kill_9_another_process_begins_anew(driver, model, another):
-    killed, prompts = another, texts(100)
+def test_after_kill_9_another_process_begins_anew(driver, driver_of, model):
+    killed, prompts = driver_of("CPU_ATTN"), texts(100)
     events = [*arriving(prompts), ["step", {"times": 10}]]
     assert "error" not in killed.run(asked("tova"), events)
     killed.process.kill()
-    killed.close()
     found = driver.run(asked("tova"), [*arriving(prompts), ["drain"]])
     assert assert_as_specified(model[0], found, prompts, "tova") >= 2

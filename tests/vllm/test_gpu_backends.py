@@ -5,27 +5,12 @@ Layouts of caches, blocks of 16, metadata, tables and, of TRITON_ATTN, kernels a
 
 import pytest
 
-from support.block_oracle import arriving, asked, assert_as_specified, dense, of, texts
+from support.block_oracle import METHODS, arriving, asked, assert_as_specified, dense, of, texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("python")]
 BLOCK, BUDGET = 16, 32
 SMALL = {"block_size": BLOCK, "num_gpu_blocks_override": 13, "max_num_batched_tokens": 40}
 SMALL |= {"max_num_seqs": 3, "max_model_len": 192, "enable_prefix_caching": True}
-METHODS = (
-    "streaming_llm@protected=first4",
-    "random",
-    "knorm",
-    "value_norm",
-    "tova",
-    "h2o",
-    "snapkv@window=8,schedule=every_block",
-    "caote:h2o@recent=8",
-    "fast_caote:tova",
-    "rkv@window=8,every=8",
-    "lazy_eviction@window=8,threshold=0.02",
-    "ahakv@recent=8",
-)
-"""Those of the proof with SmolLM2, for short texts."""
 
 
 @pytest.mark.turns

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoConfig
 
+from kvlab.fast.lab.engines import plugged
 from kvlab.fast.vllm import points, register
 from kvlab.fast.vllm.settings import UnsupportedError, settings_of
 from support.block_oracle import asked
@@ -58,6 +59,8 @@ def test_what_is_configured_otherwise_is_taken():
     assert found is not None
     assert (found.method, found.blocks, found.in_flight) == ("tova@page=32,kv_heads=model", 3, 1)
     assert settings_of(configured(additional_config={})) is None
+    piecewise = {"compilation_config.cudagraph_mode": SimpleNamespace(name="PIECEWISE")}
+    assert settings_of(configured(**{"device_config.device_type": "cuda"}, **piecewise)) is not None
 
 
 PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
@@ -90,6 +93,24 @@ def test_a_configuration_is_refused_by_name(change, reason):
         settings_of(configured(**change))
 
 
+ASKED = [
+    (asked("tova", 63), "two pages of 32"),
+    (asked("tova@page=16"), "page = 16 of tova"),
+    (asked("tova@kv_heads=head"), "kv_heads = 'head' of tova"),
+    (asked("kivi"), "kivi evicts nothing"),
+    (asked("toova"), "did you mean tova"),
+    ({"method": "tova"}, '"method" and a "budget"'),
+    (asked("tova@precision=fp8"), "must leave the precision as it is"),
+]
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(("kvlab", "reason"), ASKED)
+def test_a_method_that_cannot_work_is_refused_by_name(kvlab, reason):
+    with pytest.raises(ValueError, match=reason):
+        settings_of(configured(additional_config={"kvlab": kvlab}))
+
+
 @pytest.mark.usefixtures("known")
 def test_tables_per_layer_share_no_prefixes():
     kvlab = {"kvlab": {"method": "tova@kv_heads=layer", "budget": 96}}
@@ -102,24 +123,19 @@ def test_tables_per_layer_share_no_prefixes():
 
 
 @pytest.mark.parametrize(
-    ("point", "says"),
-    [("json.dumps", "json.dumps takes no ratio"), ("json.nothing.here", "is gone")],
+    ("kind", "point", "says"),
+    [
+        ("takes", "json.dumps", "json.dumps takes no _name; kvlab knows vLLM 0.31 and 0.32"),
+        ("takes", "json.nothing.here", "is gone"),
+        ("has", "logging.Handler.__init__", "__init__ has no obj"),
+    ],
 )
-def test_a_point_that_has_moved_is_refused_by_name(monkeypatch, point, says):
+def test_a_point_that_has_moved_is_refused_by_name(monkeypatch, kind, point, says):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.1"))
-    monkeypatch.setattr(points, "POINTS", {point: "obj ratio"})
+    monkeypatch.setattr(points, "POINTS", {kind: {point: "obj ratio level _name"}})
     points.check.cache_clear()
     with pytest.raises(points.UnknownVersionError, match=says):
         settings_of(configured())
-
-
-def test_an_attribute_that_has_moved_is_refused_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.0"))
-    monkeypatch.setattr(points, "POINTS", {})
-    monkeypatch.setattr(points, "ATTRIBUTES", {"logging.Handler.__init__": "level formatter pool"})
-    points.check.cache_clear()
-    with pytest.raises(points.UnknownVersionError, match="__init__ has no pool; kvlab knows vLLM"):
-        points.check()
 
 
 def test_a_version_that_was_never_tried_is_refused_by_name(monkeypatch):
@@ -134,6 +150,11 @@ def test_a_version_without_the_first_points_says_so_at_start(caplog, monkeypatch
     with caplog.at_level(logging.WARNING):
         register()
     assert "kvlab does not know this version of vLLM" in caplog.text
+
+
+def test_the_connector_alone_is_refused(driver):
+    found = driver.run(None, [], kv_transfer_config=plugged("tova", 96)["kv_transfer_config"])
+    assert "needs additional_config" in found["error"]
 
 
 def test_an_engine_without_the_connector_is_refused_after_one_without_kvlab(driver):
