@@ -32,6 +32,7 @@ def main(reference: str, fast: str, folder: str) -> None:
     ):
         python = Path(folder, "bin", "python")
         subprocess.run([python, "-m", "pip", *command], check=True)
+    subprocess.run([python, "-m", "compileall", "-q", "-j", "0", site])  # not at the first start
     shutil.rmtree(claimed)
     link(reference, fast, site)
 
