@@ -63,6 +63,15 @@ def test_what_is_configured_otherwise_is_taken():
     assert settings_of(configured(**{"device_config.device_type": "cuda"}, **piecewise)) is not None
 
 
+ASKED = [
+    (asked("tova", 63), "two pages of 32"),
+    (asked("tova@page=16"), "page = 16 of tova"),
+    (asked("tova@kv_heads=head"), "kv_heads = 'head' of tova"),
+    (asked("kivi"), "kivi evicts nothing"),
+    (asked("toova"), "did you mean tova"),
+    ({"method": "tova"}, '"method" and a "budget"'),
+    (asked("tova@precision=fp8"), "must leave the precision as it is"),
+]
 PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
 
 
@@ -86,29 +95,12 @@ PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
             ({f"parallel_config.{kind}_parallel_size": 2}, f"{kind}_parallel_size must be 1")
             for kind in PARALLEL
         ),
+        *(({"additional_config": {"kvlab": kvlab}}, reason) for kvlab, reason in ASKED),
     ],
 )
 def test_a_configuration_is_refused_by_name(change, reason):
-    with pytest.raises(UnsupportedError, match=reason):
-        settings_of(configured(**change))
-
-
-ASKED = [
-    (asked("tova", 63), "two pages of 32"),
-    (asked("tova@page=16"), "page = 16 of tova"),
-    (asked("tova@kv_heads=head"), "kv_heads = 'head' of tova"),
-    (asked("kivi"), "kivi evicts nothing"),
-    (asked("toova"), "did you mean tova"),
-    ({"method": "tova"}, '"method" and a "budget"'),
-    (asked("tova@precision=fp8"), "must leave the precision as it is"),
-]
-
-
-@pytest.mark.usefixtures("known")
-@pytest.mark.parametrize(("kvlab", "reason"), ASKED)
-def test_a_method_that_cannot_work_is_refused_by_name(kvlab, reason):
     with pytest.raises(ValueError, match=reason):
-        settings_of(configured(additional_config={"kvlab": kvlab}))
+        settings_of(configured(**change))
 
 
 @pytest.mark.usefixtures("known")
