@@ -61,9 +61,18 @@ def _written(logits, tokens) -> tuple[list[int], list[float]]:
 
 BUDGET, WRITTEN = 96, 70
 METHODS = (
-    *("streaming_llm@protected=first4", "random", "knorm", "value_norm", "tova", "h2o"),
-    *("caote:h2o@recent=16", "fast_caote:tova", "snapkv@window=16,schedule=every_block"),
-    *("rkv@window=8,every=8", "lazy_eviction@window=16,threshold=0.02", "ahakv@recent=16"),
+    "streaming_llm@protected=first4",
+    "random",
+    "knorm",
+    "value_norm",
+    "tova",
+    "h2o",
+    "caote:h2o@recent=16",
+    "fast_caote:tova",
+    "snapkv@window=16,schedule=every_block",
+    "rkv@window=8,every=8",
+    "lazy_eviction@window=16,threshold=0.02",
+    "ahakv@recent=16",
 )
 """Those of the proof with SmolLM2, for short texts."""
 LOG_PROBABILITY = 1e-4

@@ -6,6 +6,7 @@ interpreter; FLASH_ATTN with dense attention for its kernels, which reads the sa
 
 import os
 from dataclasses import replace
+from functools import wraps
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -26,8 +27,8 @@ def take_the_place_of_cpus(name: str) -> None:
 
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     driver = SimpleNamespace(is_active=lambda: True)
-    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)
-    interpreter.InterpreterBuilder.create_dot = in_float32(interpreter)
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=driver)  # type: ignore[assignment]
+    interpreter.InterpreterBuilder.create_dot = in_float32(interpreter)  # type: ignore[assignment]
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)  # slow
     from vllm.plugins import load_general_plugins
@@ -105,7 +106,7 @@ def take_notes() -> None:
     from kvlab.fast.vllm import backend, requests
     from kvlab.fast.vllm.blocks import Layout
 
-    if not hasattr(backend.take_turns, "noted"):  # once a process
+    if not hasattr(backend.take_turns, "__wrapped__"):  # once a process
         backend.take_turns = noting(backend.take_turns, WAITED, waits)
         requests.Batch.__init__ = noting(requests.Batch.__init__, WAITED, waits)
         Layout.read = noting(Layout.read, COPIED, copies)
@@ -121,11 +122,11 @@ def noting(function, notes, note):
             notes.append(note(operation.__name__, given, found))
             return found
 
+    @wraps(function)
     def noted(*given, **named):
         with Noting():
             return function(*given, **named)
 
-    noted.noted = True
     return noted
 
 
