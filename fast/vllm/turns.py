@@ -202,11 +202,9 @@ class Turn:
         for seen in every:
             due = [True] * len(seen.clock.rows)
             apply(self.policy, seen, decide(self.policy, seen, due, every))
-        lowest = [
-            seen.cache.lowest_scores for seen in every if seen.cache.lowest_scores is not None
-        ]
+        marks = [seen.cache.nan_if_any for seen in every if seen.cache.nan_if_any is not None]
         blocks = every[0].cache.positions[0, 0] // self.settings.block
-        wrong = sum((each.isnan().any().view(1) for each in lowest), blocks.new_zeros(1))
+        wrong = sum((each.isnan().any().view(1) for each in marks), blocks.new_zeros(1))
         self.decided = torch.cat([wrong, blocks])
 
     def evict(self, stay: set[int]) -> None:
