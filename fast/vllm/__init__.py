@@ -18,6 +18,7 @@ import logging
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
+from weakref import finalize
 
 CONNECTOR = "KvlabConnector"
 """Name of the connector, for vLLM's ``kv_transfer_config``."""
@@ -55,7 +56,12 @@ def __getattr__(name: str) -> type:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.config import get_current_vllm_config_or_none
 
-    if asked_of(get_current_vllm_config_or_none()) is None:
+    config = get_current_vllm_config_or_none()
+    if asked_of(config) is None:
+        selector = import_module("vllm.v1.attention.selector")
+        forget = getattr(getattr(selector, "_cached_get_attn_backend", None), "cache_clear", None)
+        if config is not None and forget is not None:
+            finalize(config, forget)  # a later engine of this process asks anew
         return own_backend(name)
     return import_module(f"{__name__}.backend").wrapped(name)
 

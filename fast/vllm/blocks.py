@@ -33,7 +33,7 @@ class Layout:
             number, where, base = torch.zeros_like(numbers), numbers[:0], 1
             while base < len(numbers):
                 digit = (numbers // base % DIGIT + 1).to(cache.dtype).view(shape)
-                block = cache.new_zeros((1, *cache.shape[1:]))
+                block = torch.zeros_like(cache[:1])  # in the cache's own order
                 given = (digit, zeros) if of_keys else (zeros, digit)
                 attention.do_kv_cache_update(layer, *given, block, slots)
                 (where,) = block.flatten().nonzero(as_tuple=True)
@@ -51,7 +51,7 @@ class Layout:
         """Return keys and values of the first ``tokens`` of some blocks, for all layers."""
         keys, values, (_, G, d) = [], [], self.shape
         for cache in caches:
-            blocks = cache.flatten(1).index_select(0, ids)
+            blocks = cache.index_select(0, ids).flatten(1)  # a cache is not copied, however it lies
             for found, places in ((keys, self.keys), (values, self.values)):
                 numbers = blocks.index_select(1, places).view(-1, G, d)
                 found.append(numbers[:tokens].transpose(0, 1))

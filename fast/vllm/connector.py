@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.v1.engine import FinishReason
 
 from kvlab.fast.vllm.manager import Account, EvictingManager, EvictingSpec
 from kvlab.fast.vllm.metrics import Counted, Exported
@@ -20,6 +21,8 @@ from kvlab.fast.vllm.requests import Place, Requests
 from kvlab.fast.vllm.settings import UnsupportedError, settings_of
 
 logger = logging.getLogger("vllm.kvlab")
+
+BEAMS = "beam search makes a request of every token, of which no method can evict anything"
 
 
 @dataclass
@@ -36,11 +39,25 @@ class Evictions(KVConnectorWorkerMetadata):
     """Worker to scheduler: table, request, its preemptions, numbers of its evicted blocks."""
 
     blocks: list[tuple[int, str, int, tuple[int, ...]]]
+    failures: list[tuple[str, str]]
+    """Requests that are to end, and why."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Return what all workers evicted, which is the same."""
-        assert isinstance(other, Evictions) and self.blocks == other.blocks
+        """Return what all workers evicted, which is the same; RuntimeError if it is not."""
+        if self != other:
+            raise RuntimeError(f"kvlab: ranks decided otherwise: {self}, {other}")
         return self
+
+
+def is_of_beams(params: Any) -> bool:
+    """Return whether a request is a step of vLLM's beam search, by what only that asks for."""
+    wanted = params.logprobs or 0
+    return (
+        params.max_tokens == 1
+        and not params.detokenize
+        and params.skip_clone
+        and (wanted > 0 and wanted % 2 == 0)
+    )
 
 
 class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
@@ -75,6 +92,11 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         return False
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Let attention, which reads a table of its own, stay outside of CUDA graphs."""
+        return True
+
     # --- the scheduler's side ---
 
     @property
@@ -86,6 +108,8 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
         account = Account(request, self.settings, len(self.managers))
         for each in self.managers:
             each.accounts[request.request_id] = account
+        if is_of_beams(request.sampling_params):
+            account.fail(BEAMS, FinishReason.ABORT)
 
     def build_connector_meta(self, scheduler_output: Any) -> Places:
         places: list[dict[int, Place]] = [{} for _ in self.managers]
@@ -100,8 +124,14 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        for table, name, preemptions, blocks in meta.blocks if isinstance(meta, Evictions) else ():
+        if not isinstance(meta, Evictions):
+            return
+        for table, name, preemptions, blocks in meta.blocks:
             self.managers[table].evict(name, preemptions, blocks)
+        for name, error in meta.failures:
+            account = self.managers[0].accounts.get(name)
+            if account is not None and account.error is None:
+                account.fail(error)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         account, *_ = [each.accounts.pop(request.request_id, None) for each in self.managers]
@@ -140,8 +170,10 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
                 each.begin(places, connector_metadata.ended)
 
     def build_connector_worker_meta(self) -> Evictions | None:
-        found = [(n, *each) for n, table in enumerate(self.tables) for each in table.end()]
-        return Evictions(found) if found else None
+        ended = [table.end() for table in self.tables]
+        found = [(n, *each) for n, (evicted, _) in enumerate(ended) for each in evicted]
+        failures = [each for _, failed in ended for each in failed]
+        return Evictions(found, failures) if found or failures else None
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is loaded from elsewhere or saved."""

@@ -1,15 +1,19 @@
 """The scheduler's side: evicted blocks go back to the pool, and no request is ever preempted."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from kvlab.fast.vllm.settings import Settings, UnsupportedError, most_blocks
+
+logger = logging.getLogger("vllm.kvlab")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +61,22 @@ class Account:
     """Tokens that count as the prompt."""
     preemptions: int = -1
     """How often the request was preempted, when it was admitted last."""
+    bounds: tuple[int, int, int] = (0, 0, 0)
+    """See `most_blocks`."""
+    error: str | None = None
+    """Why the request ends before its text does."""
 
     def begin(self) -> None:
         """Take the text so far as the prompt."""
         self.read, self.preemptions = self.request.num_tokens, self.request.num_preemptions
+        self.bounds = most_blocks(self.settings, self.read, self.last)
+
+    def fail(self, error: str, reason: FinishReason = FinishReason.ERROR) -> None:
+        """End the request with its next token; until then nothing more is evicted."""
+        logger.error("kvlab ends request %s: %s", self.request.request_id, error)
+        self.error, self.bounds = error, (self.last, max(self.most + 1, self.bounds[1]), 0)
+        self.request.max_tokens, self.request.stop_reason = 0, error
+        self.request.get_finished_reason = lambda: reason
 
     @property
     def last(self) -> int:
@@ -71,14 +87,16 @@ class Account:
     @property
     def reserved(self) -> int:
         """Blocks that the request holds at most from now on; this never rises."""
-        later = max(0, self.request.num_computed_tokens - self.read)
-        return most_blocks(self.settings, self.read, self.last)[later]
+        until, before, after = self.bounds
+        return after if self.request.num_computed_tokens > until else max(before, after)
 
     def summary(self) -> str:
         """Say in a line what was evicted."""
         held = f"{self.most} blocks held at most, {self.settings.blocks} is the budget"
         if self.tables > 1:
             held += f", in each of {self.tables} tables"
+        if self.error is not None:
+            return f"{self.error} ({held})"
         if not self.evicted:
             return f"nothing was evicted: the budget had no effect ({held})"
         return f"{self.evicted} blocks evicted, {self.freed} given back to the pool ({held})"

@@ -1,56 +1,41 @@
 """What of vLLM the plug-in uses. Where a version moved one of them, it is refused by name."""
 
 import inspect
+import re
+import tomllib
 from functools import cache
+from pathlib import Path
 from pydoc import locate
 from typing import Any
 
-CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1"
-HYBRID = "vllm.distributed.kv_transfer.kv_connector.v1.base.SupportsHMA"
-MANAGER = "vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager"
-
-POINTS = {
-    "vllm.v1.attention.backends.registry.register_backend": "backend class_path",
-    "vllm.v1.kv_cache_spec_registry.KVCacheSpecRegistry.register": "kvcache_spec_cls manager_class",
-    "vllm.v1.kv_cache_interface.FullAttentionSpec.merge": "specs",
-    "vllm.v1.kv_cache_interface.FullAttentionSpec.is_uniform_with_collection": "kv_cache_specs",
-    "vllm.v1.core.block_pool.BlockPool.free_blocks": "ordered_blocks",
-    "vllm.v1.attention.backend.CommonAttentionMetadata.replace": "kwargs",
-    "vllm.v1.attention.backend.AttentionBackend.customize_spec": "spec",
-    "vllm.distributed.tensor_model_parallel_all_gather": "input_ dim",
-    f"{MANAGER}.find_longest_cache_hit": "block_hashes kv_cache_group_ids kv_cache_spec",
-    f"{MANAGER}.get_num_blocks_to_allocate": "request_id num_tokens new_computed_blocks",
-    f"{MANAGER}.allocate_new_blocks": "request_id num_tokens",
-    f"{MANAGER}.cache_blocks": "request num_tokens",
-    f"{MANAGER}.free": "request_id",
-    f"{CONNECTOR}.on_new_request": "request",
-    f"{CONNECTOR}.bind_kv_cache_manager": "kv_cache_manager",
-    f"{CONNECTOR}.register_kv_caches": "kv_caches",
-    f"{CONNECTOR}.bind_connector_metadata": "connector_metadata",
-    f"{CONNECTOR}.build_connector_meta": "scheduler_output",
-    f"{CONNECTOR}.build_connector_worker_meta": "",
-    f"{CONNECTOR}.update_connector_output": "connector_output",
-    f"{HYBRID}.request_finished_all_groups": "request block_ids",
-    f"{CONNECTOR}.get_kv_connector_stats": "",
-    f"{CONNECTOR}.build_prom_metrics": "vllm_config metric_types labelnames",
-}
-"""Where each is, and parameters that it takes."""
+POINTS = tomllib.loads(Path(__file__).with_name("points.toml").read_text("utf-8"))
+VERSIONS = ("0.31", "0.32")
+"""Versions with which the plug-in was tested."""
 
 
 class UnknownVersionError(RuntimeError):
-    """This version of vLLM has moved something that kvlab needs."""
+    """This version of vLLM has moved something that kvlab needs, or was never tried."""
 
 
 @cache
 def check() -> None:
-    """Raise `UnknownVersionError` if vLLM lacks something, or calls it by other parameters."""
-    for point, parameters in POINTS.items():
-        found: Any = locate(point)
-        missing = set(parameters.split()) - set(
-            inspect.signature(found).parameters if found else ()
-        )
-        if found is None or missing:
-            what = f"takes no {min(missing)}" if found else "is gone"
-            raise UnknownVersionError(
-                f"vLLM {locate('vllm.__version__')}: {point} {what}; kvlab knows vLLM 0.32"
-            )
+    """Raise `UnknownVersionError` if vLLM lacks something, or was never tried."""
+    version = str(locate("vllm.__version__"))
+    known = f"kvlab knows vLLM {' and '.join(VERSIONS)}"
+    if ".".join(version.split(".")[:2]) not in VERSIONS:
+        raise UnknownVersionError(f"vLLM {version} was never tried; {known}")
+    for kind, names in POINTS.items():
+        for point, wanted in names.items():
+            found: Any = locate(point)
+            missing = set(wanted.split()) - (_names(found, kind == "has") if found else set())
+            if found is None or missing:
+                what = f"{kind} no {min(missing)}" if found else "is gone"
+                raise UnknownVersionError(f"vLLM {version}: {point} {what}; {known}")
+
+
+def _names(found: Any, assigned: bool) -> set[str]:
+    """Return parameters, and on demand the attributes of ``self`` that are assigned."""
+    names = set(inspect.signature(found).parameters)
+    if assigned:
+        names |= set(re.findall(r"self\.(\w+)\b[^=\n]*=[^=]", inspect.getsource(found)))
+    return names

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 from kvlab.fast.kernels.notation import Float, Int, Tensor
 from kvlab.fast.vllm.blocks import Layout
 from kvlab.fast.vllm.settings import Settings, UnsupportedError
@@ -39,9 +41,11 @@ class Request:
     evicted: set[int] = field(default_factory=set)
     """Numbers of blocks in the request."""
     waiting: list[Float[Tensor, "L m H d"]] = field(default_factory=list)
-    """Queries of the steps that the score has not observed; nothing if it reads none."""
+    """Queries of the earlier steps that the score has not observed, copied: no batch is kept."""
     layers: list[tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=list)
     """Columns of the kept entries and what is remembered of the stream, for each cache."""
+    failed: bool = False
+    """Whether a method failed, so that the request is about to end."""
 
     def kept(self, seen: int, block: int) -> list[int]:
         """Return the numbers of the blocks that are kept, of a text of ``seen`` tokens."""
@@ -59,6 +63,8 @@ class Requests:
         self.requests: dict[str, Request] = {}
         self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
         """Request, preemptions and numbers of blocks that the scheduler has not been told."""
+        self.failures: list[tuple[str, str]] = []
+        """Requests that a method failed, and why, of which it has not been told."""
         self.caches: Mapping[str, Tensor] = {}
         self.layout: Any = None
         self.places: Mapping[int, Place] = {}
@@ -81,10 +87,18 @@ class Requests:
             self._batch = Batch(self, metadata)
         return self._batch
 
-    def end(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        """End a step, and return what was evicted in it."""
+    def fail(self, place: Place, error: Exception | str) -> None:
+        """Let a request end, and keep nothing of it."""
+        request = self.requests[place.request_id]
+        request.failed = True
+        request.waiting, request.layers = [], []
+        self.failures.append((place.request_id, f"{self.settings.method} failed: {error}"))
+
+    def end(self) -> tuple[list[tuple[str, int, tuple[int, ...]]], list[tuple[str, str]]]:
+        """End a step, and return what was evicted in it, and what failed."""
         self.places, self._batch = {}, None
-        found, self.evictions = self.evictions, []
+        found = self.evictions, self.failures
+        self.evictions, self.failures = [], []
         return found
 
 
@@ -100,9 +114,13 @@ class Batch:
             raise UnsupportedError("kvlab: another engine of this process was configured otherwise")
         self.tokens = common.num_actual_tokens
         self.table = common.block_table_tensor
-        starts = common.query_start_loc_cpu.tolist()
+        starts = map(int, common.query_start_loc_cpu.numpy())
         tokens = [slice(*each) for each in pairwise(starts) if each[0] < each[1]]
-        self.rows = [(*self._written_to(common.slot_mapping[own]), own) for own in tokens]
+        newest = self._sent([own.stop - 1 for own in tokens])
+        slots = common.slot_mapping[newest].tolist()  # the first of two waits for the device
+        self.rows = [
+            (*self._written_to(*each), each[1]) for each in zip(slots, tokens, strict=True)
+        ]
         """Every request, and which tokens of the batch are its own."""
         self.metadata = metadata
         """What attention is computed by: ``given``, or without the blocks that were evicted."""
@@ -111,10 +129,14 @@ class Batch:
         self.queries: Float[Tensor, "L tokens H d"] | None = None
         self.attended_layers = 0
 
-    def _written_to(self, slots: Int[Tensor, " m"]) -> tuple[Place, Request]:
-        """Return the request whose tokens of this step are written to these slots."""
-        place = self.all.places.get(int(slots[-1]) // self.block)
-        if place is None or place.tokens != len(slots):
+    def _sent(self, numbers: Sequence[Any]) -> Int[Tensor, "..."]:
+        """Return numbers of the host on the device."""
+        return torch.tensor(numbers, device=self.table.device)
+
+    def _written_to(self, slot: int, tokens: slice) -> tuple[Place, Request]:
+        """Return the request whose last token of this step, of so many, is written to a slot."""
+        place = self.all.places.get(slot // self.block)
+        if place is None or place.tokens != tokens.stop - tokens.start:
             raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
         request = self.all.requests.get(place.request_id)
         if request is None or request.preemptions != place.preemptions:
@@ -124,17 +146,20 @@ class Batch:
 
     def _without_evicted(self, common: Any) -> dict[str, Any]:
         """Return the table of blocks, and the lengths, without what was evicted."""
-        table, lengths = self.table.clone(), common.seq_lens.clone()
-        for row, (place, request, _) in enumerate(self.rows):
-            if request.evicted:
-                kept = request.kept(place.seen, self.block)
-                table[row, : len(kept)] = self.table[row, kept]
-                lengths[row] = place.seen - self.block * len(request.evicted)
-        changed = {"block_table_tensor": table, "seq_lens": lengths}
-        changed["_num_computed_tokens_cache"] = None
-        if common.seq_lens_cpu_upper_bound is not None:
-            changed["seq_lens_cpu_upper_bound"] = lengths.cpu()
-        return {**changed, "max_seq_len": int(lengths.max())}
+        kept = [request.kept(place.seen, self.block) for place, request, _ in self.rows]
+        wide, rows = max(map(len, kept)), len(kept)
+        columns = self._sent([[*numbers, *[0] * (wide - len(numbers))] for numbers in kept])
+        table = self.table.clone()
+        table[:rows, :wide] = self.table[:rows].gather(1, columns)
+        changed: dict[str, Any] = {"block_table_tensor": table, "_num_computed_tokens_cache": None}
+        lengths = [
+            place.seen - self.block * len(request.evicted) for place, request, _ in self.rows
+        ]
+        for name in ("seq_lens", "seq_lens_cpu_upper_bound"):
+            if (found := getattr(common, name)) is not None:
+                changed[name] = found.clone()
+                changed[name][:rows] = torch.tensor(lengths, dtype=found.dtype)
+        return {**changed, "max_seq_len": max(lengths)}
 
     def attended(self, attention: Any, layer: Any, query: Float[Tensor, "tokens H d"]) -> bool:
         """Note the queries of a layer; say whether it was the last one."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import accumulate
+from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 from kvlab.fast.engine.policy import Policy, Score
@@ -67,16 +67,26 @@ class Settings:
         return self.remembers and self.policy.needs.prompt
 
 
-@lru_cache(256)
-def most_blocks(settings: Settings, prompt: int, tokens: int) -> tuple[int, ...]:
-    """Return the blocks held at most from the prompt's last token on, from the next one on, ..."""
-    due, held, evicted = settings.specification.schedule.due, [], [0] * (1 + settings.in_flight)
-    for seen in range(prompt, tokens + 1):
-        blocks = -(-seen // settings.block)
-        held.append(blocks - evicted[-1 - settings.in_flight])
-        decides = due(Clock(seen, prompt if seen == prompt else 1, prompt))
-        evicted.append(max(evicted[-1], decides * (blocks - settings.blocks)))
-    return tuple(accumulate(reversed(held), max))[::-1]
+def most_blocks(settings: Settings, prompt: int, last: int) -> tuple[int, int, int]:
+    """Return a number of tokens, the blocks held at most up to them, and the most after them.
+
+    A schedule of kvlab's own decides every so many tokens from its second decision on. Of others
+    that is not known: they may hold all blocks until the text ends.
+    """
+    schedule, block, late = settings.specification.schedule, settings.block, settings.in_flight
+    whole = -(-last // block)
+    if not type(schedule).__module__.startswith("kvlab.reference."):
+        return last, whole, whole
+    over, read = settings.blocks * block + 1, Clock(prompt, prompt, prompt)
+    later = range(max(prompt + 1, over), prompt if schedule.ended(read) else last + 1)
+    clocks = chain([read], (Clock(seen, 1, prompt) for seen in later))
+    due = (clock.seen for clock in clocks if clock.seen >= over and schedule.due(clock))
+    first, second, third = islice(chain(due, [last, last, last]), 3)
+    ends = [-(-min(end + late, last) // block) for end in (first, second, third)]
+    grows = max(ends[1] - -(-first // block), ends[2] - -(-second // block))
+    if third < last:
+        grows = max(grows, -(-(third - second + late) // block))
+    return first + late, ends[0], min(whole, settings.blocks + grows)
 
 
 def settings_of(config: Any) -> Settings | None:
@@ -155,5 +165,5 @@ def refusals(config: Any) -> Iterator[str]:
     if model.is_hybrid or model.is_encoder_decoder or model.runner_type != "generate":
         yield f"{model.model} must have attention layers alone, in a decoder that writes text"
     graphs = getattr(config.compilation_config.cudagraph_mode, "name", "NONE")
-    if config.device_config.device_type != "cpu" and graphs != "NONE":
-        yield "CUDA graphs were never tried: --enforce-eager"
+    if config.device_config.device_type != "cpu" and "FULL" in graphs:
+        yield f"cudagraph_mode = {graphs} must be PIECEWISE or NONE: tables change between layers"

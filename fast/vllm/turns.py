@@ -24,10 +24,31 @@ SHARE = 4
 
 
 def take_turns(batch: Batch, softcap: float | None) -> None:
-    """Let the scores of all requests observe and decide, except of those that end before."""
-    for row, (place, *_) in enumerate(batch.rows):
-        if -(-place.last // batch.block) > batch.all.settings.blocks:
-            Turn(batch, row, softcap).take()
+    """Let the scores of all requests observe and decide, except of those that end before.
+
+    A request whose method fails ends; the others go on. What was decided comes from the device at
+    once, for all requests.
+    """
+    decided, requests = [], batch.all
+    for row, (place, request, _) in enumerate(batch.rows):
+        if request.failed or -(-place.last // batch.block) <= requests.settings.blocks:
+            continue
+        try:
+            turn = Turn(batch, row, softcap)
+            turn.take()
+        except Exception as error:
+            requests.fail(place, error)
+        else:
+            decided += [turn] if turn.decided is not None else []
+    if not decided:
+        return
+    numbers = torch.cat([turn.decided for turn in decided]).tolist()  # the second wait
+    for turn in decided:
+        (wrong, *stay), numbers = numbers[: len(turn.decided)], numbers[len(turn.decided) :]
+        if wrong:
+            requests.fail(turn.place, "a score is NaN: the model's keys or values are no numbers")
+        else:
+            turn.evict({*stay})
 
 
 class Turn:
@@ -36,8 +57,11 @@ class Turn:
     def __init__(self, batch: Batch, row: int, softcap: float | None) -> None:
         self.requests, self.table, self.softcap = batch.all, batch.table[row], softcap
         self.place, self.request, tokens = batch.rows[row]
-        if batch.queries is not None:
-            self.request.waiting.append(batch.queries[:, tokens])
+        self.new = [] if batch.queries is None else [batch.queries[:, tokens]]
+        """Queries of this step, in the batch; nothing if the score reads none."""
+        self.kept = self.request.kept(self.place.seen, batch.block)
+        self.decided: Int[Tensor, " n"] | None = None
+        """Whether a score was NaN, and the numbers of the blocks that every entry kept is in."""
         self.settings, self.policy = batch.all.settings, batch.all.settings.policy
         self.clocks: dict[tuple[int, int, int], BatchClock] = {}
         """One for all layers, which share what they compute from it."""
@@ -55,8 +79,7 @@ class Turn:
         else:
             prefilled = place.seen - place.tokens < place.prompt  # for the schedule, in one block
             clock = Clock(place.seen, place.prompt if prefilled else place.tokens, place.prompt)
-            over = len(request.kept(place.seen, settings.block)) > settings.blocks
-            decides = over and schedule.due(clock)
+            decides = len(self.kept) > settings.blocks and schedule.due(clock)
             observes = prefilled or place.seen % settings.block == 0
             remembers = remembers and not schedule.ended(clock)
         if decides or (observes and remembers):
@@ -64,15 +87,16 @@ class Turn:
         if decides or observes or not remembers:
             request.waiting.clear()
             request.observed = place.seen
+        else:
+            request.waiting += [queries.clone() for queries in self.new]
 
     def observe(self, decides: bool) -> None:
         """Let the score observe what waits; decide, and keep what it remembers of the rest."""
-        place, block = self.place, self.settings.block
-        kept = self.request.kept(place.seen, block)
-        positions = torch.cat([torch.arange(n * block, (n + 1) * block) for n in kept])
-        positions = positions[positions < place.seen].to(self.table.device, torch.int32)
+        place, block, device = self.place, self.settings.block, self.table.device
+        ranges = [torch.arange(n * block, min((n + 1) * block, place.seen)) for n in self.kept]
+        positions = torch.cat(ranges).to(device, torch.int32)
         layout, layers = self.requests.layout, self.requests.layers
-        ids = self.table[torch.tensor(kept, device=self.table.device)].long()
+        ids = self.table[torch.tensor(self.kept, device=device)].long()
         caches = [self.requests.caches[name] for name in layers]
         keys, values = layout.read(caches, ids, len(positions))
         heads = (keys, values, self.queries(keys))  # of this rank
@@ -95,9 +119,9 @@ class Turn:
     def queries(self, keys: Vectors) -> Queries:
         """Return the queries that wait, of all layers; zeros if no score reads them."""
         L, G, _, d = keys.shape
-        if not self.request.waiting:
+        if not self.new:
             return keys.new_zeros((L, G, 1, self.place.seen - self.request.observed, d))
-        waiting = torch.cat(self.request.waiting, dim=1)
+        waiting = torch.cat([*self.request.waiting, *self.new], dim=1)
         return waiting.unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
@@ -158,24 +182,33 @@ class Turn:
             self.clocks[key] = BatchClock.of([row] * layers, self.table.device)
         return self.clocks[key]
 
+    def before(self, token: int) -> int:
+        """Return how many kept entries come before a token."""
+        block = self.settings.block
+        return sum(min(block, max(0, token - n * block)) for n in self.kept)
+
     def append(
         self, cache: LayerCache, given: Any, positions: Int[Tensor, " n"], start: int, end: int
     ) -> None:
         """Append the entries of tokens ``start`` to ``end`` to the cache of all layers."""
-        of_block = (positions >= start) & (positions < end)
+        of_block = slice(self.before(start), self.before(end))
         keys, values, own = given[0][:, :, of_block], given[1][:, :, of_block], positions[of_block]
         if len(own):
             clock = self.clock(len(keys), 0, len(own))  # of equally many tokens: others may be gone
             cache.append(keys, values, clock.of_block(clock.rows, own.expand(len(keys), -1)))
 
     def decide(self, every: list[Observation]) -> None:
-        """Decide in the layers of the table together, and evict."""
-        block, place = self.settings.block, self.place
+        """Decide in the layers of the table together; what stays is on the device."""
         for seen in every:
             due = [True] * len(seen.clock.rows)
             apply(self.policy, seen, decide(self.policy, seen, due, every))
-            seen.cache.check_scores()
-        stay = set((every[0].cache.positions[0, 0] // block).tolist())
-        evicted = tuple(n for n in self.request.kept(place.seen, block) if n not in stay)
+        marks = [seen.cache.nan_if_any for seen in every if seen.cache.nan_if_any is not None]
+        blocks = every[0].cache.positions[0, 0] // self.settings.block
+        wrong = sum((each.isnan().any().view(1) for each in marks), blocks.new_zeros(1))
+        self.decided = torch.cat([wrong, blocks])
+
+    def evict(self, stay: set[int]) -> None:
+        """Evict all blocks but some."""
+        evicted = tuple(n for n in self.kept if n not in stay)
         self.request.evicted.update(evicted)
-        self.requests.evictions.append((place.request_id, place.preemptions, evicted))
+        self.requests.evictions.append((self.place.request_id, self.place.preemptions, evicted))

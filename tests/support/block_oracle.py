@@ -16,12 +16,14 @@ Evicted = Sequence[tuple[int, int, int]]
 """Tokens seen, and the number of a block that later tokens do not see, and its table."""
 
 
-def dense(model, prompt, tokens, evicted: Evicted, tables=1) -> tuple[list[int], list[float]]:
+def dense(
+    model, prompt, tokens, evicted: Evicted, tables=1, block=BLOCK
+) -> tuple[list[int], list[float]]:
     """Return the tokens that dense attention writes, and log-probabilities of ``tokens``."""
     ids = [*prompt, *tokens]
     sees = torch.ones(tables, len(ids), len(ids), dtype=torch.bool).tril()
     for seen, number, table in evicted:
-        sees[table, seen:, number * BLOCK : (number + 1) * BLOCK] = False
+        sees[table, seen:, number * block : (number + 1) * block] = False
     masks = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
     with ExitStack() as hooks, torch.inference_mode():
         for number, layer in enumerate(model.model.layers):
@@ -33,7 +35,9 @@ def dense(model, prompt, tokens, evicted: Evicted, tables=1) -> tuple[list[int],
     return _written(found[len(prompt) - 1 : -1], tokens)
 
 
-def specified(model, spec, budget, prompt, tokens, evicted: Evicted, tables=1) -> tuple[list, list]:
+def specified(
+    model, spec, budget, prompt, tokens, evicted: Evicted, tables=1, block=BLOCK
+) -> tuple[list, list]:
     """Return the same of kvlab in transformers, which must keep the same blocks at every step."""
     logits = []
     with compress(model, methods.get(spec, budget)) as cache, torch.inference_mode():
@@ -45,8 +49,8 @@ def specified(model, spec, budget, prompt, tokens, evicted: Evicted, tables=1) -
                 gone = {
                     number for when, number, where in evicted if when <= seen and where == table
                 }
-                kept = [n for n in range(-(-seen // BLOCK)) if n not in gone]
-                assert sorted({int(p) // BLOCK for p in positions.flatten()}) == kept, seen
+                kept = [n for n in range(-(-seen // block)) if n not in gone]
+                assert sorted({int(p) // block for p in positions.flatten()}) == kept, seen
     return _written(torch.stack(logits), tokens)
 
 
@@ -56,6 +60,21 @@ def _written(logits, tokens) -> tuple[list[int], list[float]]:
 
 
 BUDGET, WRITTEN = 96, 70
+METHODS = (
+    "streaming_llm@protected=first4",
+    "random",
+    "knorm",
+    "value_norm",
+    "tova",
+    "h2o",
+    "caote:h2o@recent=16",
+    "fast_caote:tova",
+    "snapkv@window=16,schedule=every_block",
+    "rkv@window=8,every=8",
+    "lazy_eviction@window=16,threshold=0.02",
+    "ahakv@recent=16",
+)
+"""Those of the proof with SmolLM2, for short texts."""
 LOG_PROBABILITY = 1e-4
 """float32: the engine's kernels and PyTorch's add up in another order."""
 
@@ -81,22 +100,17 @@ def of(found: dict, name: str) -> list[tuple[int, int, int]]:
     return [(seen, number, table) for who, seen, number, table in evicted if who == name]
 
 
-def assert_as_specified(model, found: dict, prompts, method: str, budget: int = BUDGET) -> int:
+def assert_as_specified(
+    model, found: dict, prompts, method: str, budget: int = BUDGET, block: int = BLOCK
+) -> int:
     """Compare every text with both oracles; return how many blocks were evicted."""
     assert "error" not in found, found["trace"]
     for name, prompt in prompts.items():
         text, evicted = found["texts"][f"{name}/0"], of(found, name)
+        spec, given = completed(method, block), (prompt, text["tokens"], evicted)
         for tokens, logp in (
-            dense(model, prompt, text["tokens"], evicted, found["tables"]),
-            specified(
-                model,
-                completed(method, 32),
-                budget,
-                prompt,
-                text["tokens"],
-                evicted,
-                found["tables"],
-            ),
+            dense(model, *given, found["tables"], block),
+            specified(model, spec, budget, *given, found["tables"], block),
         ):
             assert tokens == text["tokens"]
             assert (

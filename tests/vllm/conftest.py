@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from tempfile import mkstemp
 
 import pytest
 import torch
@@ -42,15 +43,17 @@ class Driver:
     """A process that runs `driver.py`."""
 
     def __init__(self, model: str, python: str, environment: dict[str, str]) -> None:
+        errors, self.errors = mkstemp()
         self.model = model
         self.process = subprocess.Popen(
             [python, str(HERE / "driver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             text=True,
             env=environment,
         )
+        os.close(errors)
 
     def run(self, kvlab, events, model=None, **engine) -> dict:
         """Let an engine take events, and return what was found."""
@@ -62,11 +65,16 @@ class Driver:
                 return json.loads(line.removeprefix("kvlab found "))
         raise AssertionError("vLLM's process has ended")
 
+    def said(self) -> str:
+        """Return what the process and those of its ranks said on standard error so far."""
+        return Path(self.errors).read_text("utf-8", "replace")
+
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
+        Path(self.errors).unlink()
 
 
 @pytest.fixture(scope="session")
@@ -90,9 +98,14 @@ def python():
 
 @pytest.fixture(scope="package")
 def looks(tmp_path_factory):
-    """The file of a method of one's own, without a PyTorch implementation."""
+    """The file of a method of one's own, without a PyTorch implementation.
+
+    It fails for prompts of 77 tokens.
+    """
     file = tmp_path_factory.mktemp("own") / "looks.py"
-    file.write_text(SOURCE)
+    failing = "    def score(self, state, seen, candidates, room):\n"
+    assert failing in SOURCE
+    file.write_text(SOURCE.replace(failing, f"{failing}        1 / (seen.clock.prompt - 77)\n"))
     with methods_named(file):
         yield str(file)
 
@@ -114,3 +127,24 @@ def driver(model, python, looks, environment):
     running = Driver(model[1], python, environment | {"KVLAB_METHODS": looks})
     yield running
     running.close()
+
+
+@pytest.fixture(scope="package")
+def driver_of(model, python, environment, tmp_path_factory):
+    """A function that returns a process in which a backend for GPUs takes the place of CPU_ATTN."""
+    triton = pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("triton")  # vLLM's environment has none
+    (folder / "triton").symlink_to(Path(triton.__file__).parent, target_is_directory=True)
+    path = os.pathsep.join([environment["PYTHONPATH"], str(folder)])
+    given = environment | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": path}
+
+    running = {}
+
+    def started(backend):
+        if backend not in running:
+            running[backend] = Driver(model[1], python, given | {"KVLAB_BACKEND": backend})
+        return running[backend]
+
+    yield started
+    for each in running.values():
+        each.close()

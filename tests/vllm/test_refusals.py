@@ -1,11 +1,13 @@
 """What kvlab cannot do inside vLLM is refused by name, before any weights are read."""
 
 import logging
+import sys
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoConfig
 
+from kvlab.fast.lab.engines import plugged
 from kvlab.fast.vllm import points, register
 from kvlab.fast.vllm.settings import UnsupportedError, settings_of
 from support.block_oracle import asked
@@ -23,7 +25,7 @@ WITH = {
     "cache_config.block_size": 32,
     "cache_config.enable_prefix_caching": True,
     "device_config.device_type": "cpu",
-    "compilation_config.cudagraph_mode": SimpleNamespace(name="FULL"),
+    "compilation_config.cudagraph_mode": SimpleNamespace(name="FULL_AND_PIECEWISE"),
     "scheduler_config.async_scheduling": True,
     "kv_transfer_config.kv_connector": "KvlabConnector",
     "speculative_config": None,
@@ -57,8 +59,19 @@ def test_what_is_configured_otherwise_is_taken():
     assert found is not None
     assert (found.method, found.blocks, found.in_flight) == ("tova@page=32,kv_heads=model", 3, 1)
     assert settings_of(configured(additional_config={})) is None
+    piecewise = {"compilation_config.cudagraph_mode": SimpleNamespace(name="PIECEWISE")}
+    assert settings_of(configured(**{"device_config.device_type": "cuda"}, **piecewise)) is not None
 
 
+ASKED = [
+    (asked("tova", 63), "two pages of 32"),
+    (asked("tova@page=16"), "page = 16 of tova"),
+    (asked("tova@kv_heads=head"), "kv_heads = 'head' of tova"),
+    (asked("kivi"), "kivi evicts nothing"),
+    (asked("toova"), "did you mean tova"),
+    ({"method": "tova"}, '"method" and a "budget"'),
+    (asked("tova@precision=fp8"), "must leave the precision as it is"),
+]
 PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
 
 
@@ -72,17 +85,21 @@ PARALLEL = ("pipeline", "data", "decode_context", "prefill_context")
         ({"model_config.is_encoder_decoder": True}, "must have attention layers alone"),
         ({"model_config.runner_type": "pooling"}, "in a decoder that writes text"),
         ({"cache_config.cache_dtype": "fp8_e5m2"}, "kv_cache_dtype = 'fp8_e5m2'"),
-        ({"device_config.device_type": "cuda"}, "CUDA graphs were never tried"),
+        (
+            {"device_config.device_type": "cuda"},
+            "cudagraph_mode = FULL_AND_PIECEWISE must be PIECEWISE or NONE",
+        ),
         ({"kv_transfer_config.kv_connector": "Other"}, "which needs --kv-transfer-config"),
         ({"parallel_config.tensor_parallel_size": 8}, "= 8 must divide the KV heads"),
         *(
             ({f"parallel_config.{kind}_parallel_size": 2}, f"{kind}_parallel_size must be 1")
             for kind in PARALLEL
         ),
+        *(({"additional_config": {"kvlab": kvlab}}, reason) for kvlab, reason in ASKED),
     ],
 )
 def test_a_configuration_is_refused_by_name(change, reason):
-    with pytest.raises(UnsupportedError, match=reason):
+    with pytest.raises(ValueError, match=reason):
         settings_of(configured(**change))
 
 
@@ -98,21 +115,54 @@ def test_tables_per_layer_share_no_prefixes():
 
 
 @pytest.mark.parametrize(
-    ("point", "says"),
-    [("json.dumps", "json.dumps takes no ratio"), ("json.nothing.here", "is gone")],
+    ("kind", "point", "says"),
+    [
+        ("takes", "json.dumps", "json.dumps takes no _name; kvlab knows vLLM 0.31 and 0.32"),
+        ("takes", "json.nothing.here", "is gone"),
+        ("has", "logging.Handler.__init__", "__init__ has no obj"),
+    ],
 )
-def test_a_point_that_has_moved_is_refused_by_name(monkeypatch, point, says):
-    monkeypatch.setattr(points, "POINTS", {point: "obj ratio"})
+def test_a_point_that_has_moved_is_refused_by_name(monkeypatch, kind, point, says):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.1"))
+    monkeypatch.setattr(points, "POINTS", {kind: {point: "obj ratio level _name"}})
     points.check.cache_clear()
     with pytest.raises(points.UnknownVersionError, match=says):
         settings_of(configured())
 
 
+def test_a_version_that_was_never_tried_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
+    points.check.cache_clear()
+    with pytest.raises(points.UnknownVersionError, match="was never tried; kvlab knows"):
+        points.check()
+
+
 def test_a_version_without_the_first_points_says_so_at_start(caplog, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with caplog.at_level(logging.WARNING):
         register()
     assert "kvlab does not know this version of vLLM" in caplog.text
+
+
+def test_the_connector_alone_is_refused(driver):
+    found = driver.run(None, [], kv_transfer_config=plugged("tova", 96)["kv_transfer_config"])
+    assert "needs additional_config" in found["error"]
+
+
+def test_an_engine_without_the_connector_is_refused_after_one_without_kvlab(driver):
+    """vLLM asks once in a process which class attends, and kvlab has it ask again."""
+    assert "error" not in driver.run(None, [], keep_backends=True)
+    found = driver.run(asked("tova"), [], kv_transfer_config=None, keep_backends=True)
+    assert "through a connector, which needs --kv-transfer-config" in found["error"]
+
+
+@pytest.mark.turns
+@pytest.mark.slow
+def test_a_rank_says_why_it_is_refused_before_its_model_is_built(driver):
+    """vLLM itself says only that a process of it has ended."""
+    engine = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+    assert "error" in driver.run(asked("tova"), [], **engine)
+    assert "kvlab: pipeline_parallel_size must be 1: a decision needs all" in driver.said()
 
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64}

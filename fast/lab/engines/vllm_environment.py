@@ -26,12 +26,13 @@ def main(reference: str, fast: str, folder: str) -> None:
     (site,) = Path(folder).glob("lib/python*/site-packages")
     claimed = describe(site, UNUSED, "999")
     for command in (
-        ("install", "--no-compile", "--no-deps", "--extra-index-url", INDEX, TORCH),
-        ("install", "--no-compile", *PACKAGES),
-        ("uninstall", "--yes", *UNFIT),
+        ("pip", "install", "--no-compile", "--no-deps", "--extra-index-url", INDEX, TORCH),
+        ("pip", "install", "--no-compile", *PACKAGES),
+        ("pip", "uninstall", "--yes", *UNFIT),
+        ("compileall", "-q", "-j", "0", str(site)),  # so that the first start does not
     ):
-        python = Path(folder, "bin", "python")
-        subprocess.run([python, "-m", "pip", *command], check=True)
+        # some files are templates, and do not compile
+        subprocess.run([f"{folder}/bin/python", "-m", *command], check=command[0] == "pip")
     shutil.rmtree(claimed)
     link(reference, fast, site)
 
