@@ -10,15 +10,14 @@ from kvlab.fast.lab.points import After
 from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.fast.lab.tables import Table, layout
 from study import map as study_map, pays
-from study.stored import stored_file, stored_summary
+from study.stored import sorted_gains, stored_file, stored_summary
 
 MARK = re.compile(r"<!-- (\w+): ([\w ]+) -->")
 
 
 def gains(sweep: str) -> Table:
     """List what methods gain over their controls, if any gain is significant."""
-    found = stored_summary(sweep)
-    return gains_table(found.gains, main_measure(found.points))
+    return gains_table(sorted_gains(sweep), main_measure(stored_summary(sweep).points))
 
 
 def needles(short: str, long: str) -> Table:

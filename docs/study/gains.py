@@ -10,7 +10,7 @@ import typer
 
 from kvlab.fast.lab.drawing import GREY, NARROW, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.controls import is_significant
-from study.stored import stored_summary
+from study.stored import sorted_gains
 
 CHARTS = {
     "study": ("gains-jumps.svg", 100, "points gained over the control"),
@@ -22,7 +22,7 @@ CHARTS = {
 def draw(sweep: str, narrow: bool) -> Picture:
     """Draw the gain of every method that gains at some budget, a panel per budget."""
     _, scale, unit = CHARTS[sweep]
-    gains = stored_summary(sweep).gains
+    gains = sorted_gains(sweep)
     better = {each.first for each in gains if is_significant(each)}
     shown = [each for each in gains if each.first in better and each.budget is not None]
     budgets = list(dict.fromkeys(each.budget for each in shown))

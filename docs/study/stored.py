@@ -1,6 +1,7 @@
 """What sweeps and other commands found: read from ``results/``, and as a table."""
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
-from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary, Test, main_measure, summarise
 from kvlab.fast.lab.tables import MISSING, Table, layout, tabulate
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,6 +31,16 @@ def stored_summary(name: str, task: str = "") -> TaskSummary:
     found = summarise(read_stored(RESULTS / name))
     (summary,) = (each for each in found if task in ("", each.task))
     return summary
+
+
+@cache
+def sorted_gains(name: str) -> list[Test]:
+    """Return what methods of a sweep gain over their controls: first who gains most in all."""
+    found = stored_summary(name)
+    sign, total = main_measure(found.points).sign, defaultdict(float)
+    for each in found.gains:
+        total[each.first] += sign * each.difference.mean
+    return sorted(found.gains, key=lambda each: -total[each.first])
 
 
 @cache
