@@ -197,7 +197,16 @@ def stopped_by(stop: KeyboardInterrupt) -> NoReturn:
 
 
 class StoppableCommand(Stoppable, TyperCommand):
-    """A single command."""
+    """A single command, whose options count as often as they are given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option of which only the last value would count."""
+        given = self.make_parser(ctx).parse_args([*args])[2]
+        for each in given:
+            counts = each.multiple or each.param_type_name == "argument" or each.is_flag
+            if not counts and given.count(each) > 1:
+                raise typer.BadParameter("may be given once", ctx, each)
+        return super().parse_args(ctx, args)
 
 
 def run(main: Callable[..., Any]) -> NoReturn:

@@ -1,12 +1,14 @@
 """Runs an implementation on test vectors and drawn cases; looks for small cases that fail."""
 
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from itertools import count
+from itertools import count, cycle
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -44,6 +46,9 @@ MOST = 64
 REDRAWN = 5
 """How often other numbers are drawn for a lowered size: those are chosen last."""
 
+LATE = "the time was up"
+"""Why a case was not tested for which there was none left."""
+
 CALLS = 11
 """Calls after which an error counts as permanent if all of them were wrong."""
 
@@ -66,29 +71,36 @@ def made_on_the_spot(name: str) -> tuple[Case, ...]:
     return tuple(case for example in examples for case in method_cases(example, "small"))
 
 
-def cases(method: str | None = None) -> tuple[Case, ...]:
+def cases(method: "Asked" = None) -> tuple[Case, ...]:
     """Return the published cases, and cases made on the spot for methods that have none.
 
     If a target or method is given, nothing is made of other methods.
     """
+    asked = (method,) if isinstance(method, str) else method
+    names = asked and {re.split("[.:]", each)[0] for each in asked}
     unpublished = (
         name
         for name in methods.names()
-        if name not in PUBLISHED and (method is None or name == re.split("[.:]", method)[0])
+        if name not in PUBLISHED and (names is None or name in names)
     )
     return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
 
 
-def belongs(target: str, method: str | None) -> bool:
-    """Whether a target is asked for, or is a step of the method that is; None asks for all."""
-    return method in (None, target, target.rpartition(".")[0])
+Asked = str | Sequence[str] | None
+"""Targets, or methods whose steps are asked for; None: all."""
+
+
+def belongs(target: str, asked: Asked) -> bool:
+    """Whether a target is asked for, or is a step of a method that is."""
+    names = (asked,) if isinstance(asked, str) else asked
+    return names is None or target in names or target.rpartition(".")[0] in names
 
 
 # --- checking ------------------------------------------------------------------------------------
 
 
 def check(
-    method: str | None,
+    method: Asked,
     implementation: Any,
     *,
     arrays: str = "numpy",
@@ -96,10 +108,12 @@ def check(
     precision: str = "float32",
     groups: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
+    names: Sequence[str] = (),
     minimise: bool = True,
     calls: int = 1,
     sizes: Iterable[str] = ("small",),
     seed: int = 0,
+    within: float | None = None,
     progress: Progress = lambda done, everything, target: None,
     others: Iterable[Implementation] = (),
 ) -> Report:
@@ -107,7 +121,8 @@ def check(
 
     Args:
         method: what is implemented: a building block (``"attend"``), a step of a method
-            (``"h2o.score"``), a method (``"h2o"``: all its steps), or None for everything.
+            (``"h2o.score"``), a method (``"h2o"``: all its steps), several of these, or None for
+            everything.
         implementation: a function for one target; functions by target; or for a method, functions
             by step (``{"score": ..., "keep": ...}``). A function is given the inputs and
             parameters that it names (``kvlab conformance show h2o.score`` lists them) and returns
@@ -119,31 +134,57 @@ def check(
         precision: number format of vectors and tolerance: float32, float16 or bfloat16.
         groups: groups to run; None: all.
         exclude: groups to leave out.
+        names: cases to run, with ``*`` and ``?``; none: all.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
         sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
         seed: seed of the numbers of drawn cases.
+        within: seconds after which no case begins; until then more are drawn, if all were run.
         progress: is told the number of cases done, of all cases, and the current target.
         others: the same implementation in other processes, which answer other targets meanwhile.
 
     Raises:
-        ValueError: if a target, group or precision is unknown.
+        ValueError: if a target, group, case or precision is unknown.
         TypeError: if an implementation is no function, or asks for an input that does not exist.
     """
     under_test: Implementation = implementation
     if not (hasattr(implementation, "offers") and hasattr(implementation, "answer")):
-        under_test = Functions(_by_target(method, implementation), arrays, device, precision)
+        one = method if isinstance(method, str) else None
+        under_test = Functions(_by_target(one, implementation), arrays, device, precision)
+    began = monotonic()
 
     def wanted(target: str) -> bool:
-        return belongs(target, method) and under_test.offers(target)
+        named = not names or any(fnmatchcase(target, name.partition("/")[0]) for name in names)
+        return named and belongs(target, method) and under_test.offers(target)
 
     everything: list[Case] = []
     for size in sizes:
         check_choice(("small", *SIZES), sizes=size)
         everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(everything, method, groups, exclude)
-    workers = (under_test, *others)
-    return _run_cases(workers, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
+    chosen = _selected(everything, method, groups, exclude, names)
+    spend = ALL_SECONDS if minimise else 0.0
+    if within is None:
+        return _run_cases((under_test, *others), chosen, spend, calls, progress)
+    late = began + within
+    found = _run_cases((under_test, *others), chosen, spend, calls, progress, late)
+    if groups is not None or names:
+        return found
+    return replace(found, outcomes=(*found.outcomes, *_further(under_test, found, seed, late)))
+
+
+def _further(under_test: Implementation, report: Report, seed: int, late: float) -> list[Outcome]:
+    """Ask for drawn cases of the targets that are tested, in turns, until it is late."""
+    tried = {each.case.target for each in report.outcomes if each.status == Status.PASSED}
+    targets = [target for target in sorted(tried) if not target.endswith(".whole_cache")]
+    source, outcomes = Source("within", seed), list[Outcome]()
+    for number, target in enumerate(cycle(targets)):
+        if monotonic() > late:
+            break
+        case = any_case(target, lambda values: values[_any_of(source, values)])
+        if case is not None:
+            named = replace(case, name=f"{target}/drawn/{number}")
+            outcomes.append(run_case(under_test, named))
+    return outcomes
 
 
 def _run_cases(
@@ -152,6 +193,7 @@ def _run_cases(
     seconds: float,
     calls: int,
     progress: Progress,
+    late: float = inf,
 ) -> Report:
     targets = dict.fromkeys(case.target for case in chosen)
     offered = [target for target in targets if workers[0].offers(target)]
@@ -159,14 +201,22 @@ def _run_cases(
         raise ValueError(f"the implementation offers none of {', '.join(targets)}")
     asked = [case for case in chosen if case.target in offered]
     found, failed = dict[str, Outcome](), set[tuple[str, str]]()
-    total, number, waiting = len(asked), count(), iter(offered)
+    batches, met = defaultdict[Any, list[Case]](list), Counter[tuple[str, str]]()
+    for case in asked:  # where time may end, the first cases of all groups come first
+        group = case.target, case.group
+        batches[case.target if late == inf else met[group]].append(case)
+        met[group] += 1
+    total, number, waiting = len(asked), count(), iter([*batches.values()])
 
     def work(under_test: Implementation) -> None:
         nonlocal seconds, failed
-        for target in waiting:
-            for case in (case for case in asked if case.target == target):
-                progress(next(number), total, target)
-                group, began = (target, case.group), monotonic()
+        for batch in waiting:
+            for case in batch:
+                progress(next(number), total, case.target)
+                group, began = (case.target, case.group), monotonic()
+                if began > late:
+                    found[case.name] = Outcome(case, Status.NOT_TESTED, LATE)
+                    continue
                 allowed = 0.0 if group in failed else seconds
                 found[case.name] = outcome = run_case(under_test, case, allowed, calls)
                 failed |= {group} if outcome.status == Status.FAILED else set()
@@ -227,14 +277,21 @@ def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
 
 def _selected(
     everything: Sequence[Case],
-    method: str | None,
+    method: Asked,
     groups: Iterable[str] | None,
     exclude: Iterable[str],
+    names: Sequence[str],
 ) -> list[Case]:
     chosen = [case for case in everything if belongs(case.target, method)]
-    if not chosen:
-        operation_of(method or "")
-        raise ValueError(f"there are no vectors for {method!r}")
+    for each in (method,) if isinstance(method, str) else method or ():
+        if not any(belongs(case.target, each) for case in chosen):
+            operation_of(each)
+            raise ValueError(f"there are no vectors for {each!r}")
+    if names:
+        for name in names:
+            if not any(fnmatchcase(case.name, name) for case in chosen):
+                raise ValueError(f"case = {name!r} must be the name of a case, or fit one, with *")
+        chosen = [case for case in chosen if any(fnmatchcase(case.name, x) for x in names)]
     known = sorted({case.group for case in everything})
     wanted, unwanted = set(known if groups is None else groups), set(exclude)
     for each in (*wanted, *unwanted):

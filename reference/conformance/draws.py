@@ -48,9 +48,22 @@ def drawn(operation: str, source: Source, row: Mapping[str, Any]) -> Drawn | Non
     inputs = BLOCKS[operation](source, sizes)
     if inputs is None:
         return None
+    if sizes.below:
+        _move_up(inputs, sizes.below)
     names = DESCRIBED["operations"][operation].get("parameters", ())
     told = {name: getattr(sizes, name) for name in names}
     return inputs, {name: None if name in OPTIONAL and not x else x for name, x in told.items()}
+
+
+def _move_up(inputs: Arrays, below: int) -> None:
+    """Put so many pages that nobody reads before the others, so that these have large numbers."""
+    page = inputs["key_pages"].shape[1]
+    for name in ("key_pages", "value_pages"):
+        x = inputs[name]
+        inputs[name] = np.concatenate([np.zeros((below, *x.shape[1:])), x])
+    for name in inputs.keys() & {"table", "tables", "slots"}:
+        x, each = inputs[name], page if name == "slots" else 1
+        inputs[name] = np.where(x >= 0, x + below * each, x)
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -104,6 +117,13 @@ def below_the_mask(x: Arrays, keys: str = "keys") -> None:
     x[keys][..., 0] = -256.0
 
 
+def above_the_mask(x: Arrays, keys: str = "keys", newest: Any = (slice(None), -1)) -> None:
+    """A logit of 2^17 or more, of the newest entry: whoever adds −10,000 does not hide it."""
+    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
+    x[keys][..., 0] = 0.0
+    x[keys][(*newest, ..., 0)] = 512.0
+
+
 def _rows_apart(x: Arrays) -> None:
     """Each row has to subtract its own largest logit, and that of a visible entry."""
     rho, m = x["queries"].shape[1:3]
@@ -116,6 +136,14 @@ def _far_positions(x: Arrays) -> None:
     m = len(x["query_positions"])
     x["positions"] += 2**15 - 40
     x["positions"][:, -m:] = x["query_positions"] = 70001 + np.arange(m)
+
+
+def _few_heavy(x: Arrays) -> None:
+    """Eight entries share the attention; of each the next one gets nine tenths, in turns."""
+    x["queries"] /= 16
+    _logits(4.0, 0.0)(x)
+    size, order = np.sqrt(x["keys"].shape[-1]) / 4, np.array([4, 0, 5, 1, 7, 2, 6, 3])
+    x["keys"][:, :8, 0] = size * (16 - order / 8)
 
 
 def _one_heavy(x: Arrays) -> None:
@@ -159,6 +187,8 @@ ATTENTION: Mapping[str, Callable[[Arrays], None]] = {
     "extreme_logits": _logits(64.0, 32.0),
     "low_logits": _logits(64.0, -64.0),
     "below_the_mask": below_the_mask,
+    "above_the_mask": above_the_mask,
+    "few_heavy": _few_heavy,
     "rows_apart": _rows_apart,
     "far_positions": _far_positions,
     "alpha_near_one": _one_heavy,
@@ -189,6 +219,7 @@ SCORES: Mapping[str, Callable[[Source, int, int], Array]] = {
         2.0 ** s.integers(-120, 120, G, n) * (1 + _distinct(s, G, n) / 64)
     ),
     "close_scores": lambda s, G, n: 1 + _distinct(s, G, n) * 2.0**-18,
+    "crowded_scores": lambda s, G, n: 2.0**14 + (_distinct(s, G, n) - 1 / 32) * 2.0**-4,
     "tiny_scores": lambda s, G, n: _distinct(s, G, n) * 2.0**-40,
     "subnormal_scores": lambda s, G, n: _distinct(s, G, n) * 2.0**-140,
     "infinite_scores": lambda s, G, n: np.where(s.marks(n // 2, G, n), np.inf, _distinct(s, G, n)),
@@ -398,7 +429,20 @@ def _paged(source: Source, x: Any) -> Arrays:
     inputs["queries"] = (64 if x.loud else 2) * source.normal(x.G, x.rho, x.m, x.d)
     if x.variant == "below_the_mask":
         below_the_mask(inputs, "key_pages")
+    elif x.variant == "above_the_mask":
+        above_the_mask(inputs, "key_pages", (table[-1], x.page - free - 1))
     inputs["query_positions"] = np.arange(last - x.m, last) + x.gone * x.page
+    return inputs
+
+
+def _requests(source: Source, x: Any) -> Arrays:
+    inputs = serving.requests_drawn(source, x)
+    if x.variant == "below_the_mask":
+        below_the_mask(inputs, "key_pages")
+    elif x.variant == "above_the_mask":
+        places, rows = np.divmod(inputs["lengths"] - 1, x.page)
+        newest = inputs["tables"][np.arange(len(places)), places], rows
+        above_the_mask(inputs, "key_pages", newest)
     return inputs
 
 
@@ -424,20 +468,33 @@ def _half_mass(h: Array) -> Array:
     return found
 
 
+def _halving(h: Array) -> Array:
+    """Give each entry half of the one before, down to 2^-32 of the first."""
+    found = np.broadcast_to(0.5 ** (np.arange(h.shape[-1]) % 32), h.shape)
+    return found / found.sum(axis=-1, keepdims=True)
+
+
 RETENTION: Mapping[str, Change] = {
     "plain": lambda h: h,
     "uniform": lambda h: np.full_like(h, 1 / h.shape[-1]),
     "half_mass": _half_mass,
     "alpha_near_one": lambda h: _one_of_two(h, 1 - 2.0**-23),
     "all_mass": lambda h: _one_of_two(h, 1.0),
+    "common_offset": lambda h: h,
+    "faint": _halving,
 }
 """What is changed about attention, by variant."""
+
+
+OFFSET = 4096.0
+"""What all values have in common: whoever expands the square of a distance loses all digits."""
 
 
 def _retention(source: Source, x: Any) -> Arrays:
     queries, keys = 2 * source.normal(x.G, x.k, 1, 8), source.normal(x.G, x.n, 8)
     h = RETENTION[x.variant](attend(queries, keys, keys, None)[1][:, :, 0])
-    return {"h": h, "values": source.normal(x.G, x.n, x.d)}
+    values = source.normal(x.G, x.n, x.d)
+    return {"h": h, "values": values + OFFSET * (x.variant == "common_offset")}
 
 
 BLOCKS: Mapping[str, Callable[[Source, Any], Arrays | None]] = {
@@ -453,7 +510,7 @@ BLOCKS: Mapping[str, Callable[[Source, Any], Arrays | None]] = {
     "attend_pages": _paged,
     "compact_pages": _moves,
     "encode": _to_encode,
-    "attend_requests": serving.requests_drawn,
+    "attend_requests": _requests,
     "merge_states": serving.states_drawn,
     "write_pages": serving.writes_drawn,
     "rotate": serving.rotations_drawn,

@@ -1,5 +1,6 @@
-"""The result of a check: as objects, in words and as plain data; known failures."""
+"""The result of a check: as objects, in words, as plain data and as files; known failures."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +10,15 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from platform import platform, python_version
+from string import Template
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
 from kvlab.reference.conformance.events import text_of
-from kvlab.reference.conformance.vectors import Case
+from kvlab.reference.conformance.program import request
+from kvlab.reference.conformance.vectors import SPECIFICATION, Case
 from kvlab.reference.files import read_data
 
 IN_FULL = 3
@@ -29,6 +33,9 @@ XFAILS = "kvlab-xfails.txt"
 ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = read_data("conformance/groups.toml")
 """By group: what it ``stresses``, ``what`` went wrong in somebody's code, and the public ``thread``
 about it. Without a thread, the bug was planted, and the group finds it."""
+
+SCRIPTS: Mapping[str, str] = read_data("conformance/harnesses.toml")["failures"]
+"""Scripts that ask for one case, of a Python file and of a program."""
 
 FLAGS: Mapping[str, Any] = read_data("conformance/flags.toml")
 """By flag: ``why`` a right implementation may differ, and in which ``cases``."""
@@ -209,6 +216,63 @@ def describe(outcome: Outcome, groups: int = 1) -> str:
         told = ", ".join(f"{name} = {x}" for name, x in given.items() if x is not None)
         lines.append(f"  {told or 'no parameters'}")
     return "\n".join(lines)
+
+
+def junit(report: Report) -> str:
+    """Return a report as JUnit's XML: a suite for each target, a test for each case."""
+    suites = defaultdict[str, list[Outcome]](list)
+    for each in report.outcomes:
+        suites[each.case.target].append(each)
+    top = ElementTree.Element("testsuites")
+    for target, outcomes in suites.items():
+        statuses = Counter(NAMES_IN_JUNIT[each.status] for each in outcomes)
+        counts = {"tests": len(outcomes), "failures": statuses["failure"]}
+        told = {**counts, "skipped": statuses["skipped"]}
+        suite = ElementTree.SubElement(top, "testsuite", name=target, **_as_texts(told))
+        for each in outcomes:
+            names = {"classname": f"{target}.{each.case.group}", "name": each.case.name}
+            test = ElementTree.SubElement(suite, "testcase", **names)
+            if kind := NAMES_IN_JUNIT[each.status]:
+                element = ElementTree.SubElement(test, kind, message=each.reason)
+                element.text = describe(each) if kind == "failure" else None
+    return ElementTree.tostring(top, encoding="unicode", xml_declaration=True)
+
+
+NAMES_IN_JUNIT = {Status.PASSED: "", Status.FAILED: "failure"}
+NAMES_IN_JUNIT |= {Status.NOT_TESTED: "skipped", Status.EXPECTED: "skipped"}
+"""Element that says in JUnit's XML how a case ended."""
+
+
+def _as_texts(numbers: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(x) for name, x in numbers.items()}
+
+
+def badge(report: Report) -> dict[str, Any]:
+    """Return what shields.io makes a badge of, as its endpoint expects it."""
+    failed, passed = (report.count(each) for each in (Status.FAILED, Status.PASSED))
+    said = f"{failed:,} failed" if failed else f"{passed:,} passed"
+    color = "brightgreen" if report.passed else "red"
+    return {"schemaVersion": 1, "label": LABEL, "message": said, "color": color}
+
+
+LABEL = f"kvlab conformance {SPECIFICATION}"
+
+
+def failing_files(report: Report, of: Path | None, command: str) -> dict[str, str | bytes]:
+    """Return the smallest case of each failure as a safetensors file, and a script that asks it."""
+    files: dict[str, str | bytes] = {}
+    for failure in report.failures():
+        shown = failure.smallest or failure
+        case, name = shown.case, re.sub(r"[^\w.-]+", "_", failure.case.name)
+        told = {"reason": shown.reason.replace('"', "'"), "name": name, "case": failure.case.name}
+        told |= {"target": case.target, "method": case.method, "parameters": dict(case.parameters)}
+        told |= {"file": str(of and of.resolve()), "command": command}
+        files[f"{name}.safetensors"] = request(case)
+        template = Template(SCRIPTS["file" if of else "program"].lstrip())
+        files[f"{name}.py"] = template.substitute(
+            {key: x if key in ("name", "reason", "case") else repr(x) for key, x in told.items()}
+        )
+    return files
 
 
 # --- as data -------------------------------------------------------------------------------------
