@@ -201,10 +201,10 @@ class StoppableCommand(Stoppable, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option of which only the last value would count."""
-        given = self.make_parser(ctx).parse_args([*args])[2]
+        given: list[Any] = self.make_parser(ctx).parse_args([*args])[2]
         for each in given:
-            counts = each.multiple or each.param_type_name == "argument" or each.is_flag
-            if not counts and given.count(each) > 1:
+            single = each.param_type_name == "option" and not (each.multiple or each.is_flag)
+            if single and given.count(each) > 1:
                 raise typer.BadParameter("may be given once", ctx, each)
         return super().parse_args(ctx, args)
 

@@ -158,10 +158,10 @@ def check(
         return named and belongs(target, method) and under_test.offers(target)
 
     everything: list[Case] = []
-    for size in sizes:
+    for size in dict.fromkeys(sizes):
         check_choice(("small", *SIZES), sizes=size)
         everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(everything, method, groups, exclude, names)
+    chosen = _selected(under_test, everything, method, groups, exclude, names)
     spend = ALL_SECONDS if minimise else 0.0
     if within is None:
         return _run_cases((under_test, *others), chosen, spend, calls, progress)
@@ -276,6 +276,7 @@ def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
 
 
 def _selected(
+    under_test: Implementation,
     everything: Sequence[Case],
     method: Asked,
     groups: Iterable[str] | None,
@@ -284,15 +285,19 @@ def _selected(
 ) -> list[Case]:
     chosen = [case for case in everything if belongs(case.target, method)]
     for each in (method,) if isinstance(method, str) else method or ():
-        if not any(belongs(case.target, each) for case in chosen):
+        own = {case.target for case in chosen if belongs(case.target, each)}
+        if not own:
             operation_of(each)
             raise ValueError(f"there are no vectors for {each!r}")
+        if not any(map(under_test.offers, own)):
+            raise ValueError(f"the implementation offers none of {', '.join(sorted(own))}")
     if names:
         for name in names:
             if not any(fnmatchcase(case.name, name) for case in chosen):
-                raise ValueError(f"case = {name!r} must be the name of a case, or fit one, with *")
+                allowed = "fit the name of a case of the sizes that are run"
+                raise ValueError(f"case = {name!r} must {allowed}")
         chosen = [case for case in chosen if any(fnmatchcase(case.name, x) for x in names)]
-    known = sorted({case.group for case in everything})
+    known = sorted({case.group for case in chosen})
     wanted, unwanted = set(known if groups is None else groups), set(exclude)
     for each in (*wanted, *unwanted):
         check_choice(known, group=each)

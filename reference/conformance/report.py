@@ -50,6 +50,14 @@ class Status(StrEnum):
     EXPECTED = "expected to fail"
 
 
+IN_JUNIT = {Status.PASSED: "", Status.FAILED: "failure"}
+IN_JUNIT |= {Status.NOT_TESTED: "skipped", Status.EXPECTED: "skipped"}
+"""Element that says in JUnit's XML how a case ended."""
+
+LABEL = f"kvlab conformance {SPECIFICATION}"
+"""What stands on a badge."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of one case."""
@@ -219,32 +227,20 @@ def describe(outcome: Outcome, groups: int = 1) -> str:
 
 
 def junit(report: Report) -> str:
-    """Return a report as JUnit's XML: a suite for each target, a test for each case."""
-    suites = defaultdict[str, list[Outcome]](list)
-    for each in report.outcomes:
-        suites[each.case.target].append(each)
+    """Return a report as JUnit's XML: a suite for each group, a test for each case."""
     top = ElementTree.Element("testsuites")
-    for target, outcomes in suites.items():
-        statuses = Counter(NAMES_IN_JUNIT[each.status] for each in outcomes)
-        counts = {"tests": len(outcomes), "failures": statuses["failure"]}
-        told = {**counts, "skipped": statuses["skipped"]}
-        suite = ElementTree.SubElement(top, "testsuite", name=target, **_as_texts(told))
-        for each in outcomes:
-            names = {"classname": f"{target}.{each.case.group}", "name": each.case.name}
-            test = ElementTree.SubElement(suite, "testcase", **names)
-            if kind := NAMES_IN_JUNIT[each.status]:
-                element = ElementTree.SubElement(test, kind, message=each.reason)
-                element.text = describe(each) if kind == "failure" else None
+    for group in report.groups:
+        kinds = Counter(IN_JUNIT[each.status] for each in group.outcomes)
+        counts = {"tests": kinds.total(), "failures": kinds["failure"], "skipped": kinds["skipped"]}
+        told = {"name": f"{group.target}.{group.group}"}
+        told |= {name: str(x) for name, x in counts.items()}
+        suite = ElementTree.SubElement(top, "testsuite", told)
+        for each in group.outcomes:
+            names = {"classname": told["name"], "name": each.case.name}
+            test = ElementTree.SubElement(suite, "testcase", names)
+            if kind := IN_JUNIT[each.status]:
+                ElementTree.SubElement(test, kind, {"message": each.reason}).text = describe(each)
     return ElementTree.tostring(top, encoding="unicode", xml_declaration=True)
-
-
-NAMES_IN_JUNIT = {Status.PASSED: "", Status.FAILED: "failure"}
-NAMES_IN_JUNIT |= {Status.NOT_TESTED: "skipped", Status.EXPECTED: "skipped"}
-"""Element that says in JUnit's XML how a case ended."""
-
-
-def _as_texts(numbers: Mapping[str, int]) -> dict[str, str]:
-    return {name: str(x) for name, x in numbers.items()}
 
 
 def badge(report: Report) -> dict[str, Any]:
@@ -253,9 +249,6 @@ def badge(report: Report) -> dict[str, Any]:
     said = f"{failed:,} failed" if failed else f"{passed:,} passed"
     color = "brightgreen" if report.passed else "red"
     return {"schemaVersion": 1, "label": LABEL, "message": said, "color": color}
-
-
-LABEL = f"kvlab conformance {SPECIFICATION}"
 
 
 def failing_files(report: Report, of: Path | None, command: str) -> dict[str, str | bytes]:

@@ -40,7 +40,7 @@ def test_every_building_block_is_drawn_and_every_variant_is_chosen():
     assert chosen == {name for table in TABLES for name in table}
 
 
-ENTRIES = [(size, entry) for size in plan.GROUPS for entry in plan.TABLES[size]]
+ENTRIES = [(size, x) for size in plan.GROUPS for x in plan.TABLES[size] if "axes" not in x]
 
 
 @pytest.mark.parametrize(("size", "entry"), ENTRIES, ids=lambda x: str(x)[:60])

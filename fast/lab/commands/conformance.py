@@ -173,11 +173,9 @@ def _show(found: Report) -> None:
         )
         terminal.console.print()
     print_line(", ".join(f"{found.count(status)} {status}" for status in Status))
-    if late := sum(each.reason == checker.LATE for each in found.outcomes):
-        targets = {each.case.target for each in found.outcomes if each.reason == checker.LATE}
-        terminal.print_caption(
-            f"not run, because {checker.LATE}: {late} cases of {len(targets)} targets"
-        )
+    if late := [each.case.target for each in found.outcomes if each.reason == checker.LATE]:
+        names = ", ".join([*dict.fromkeys(late)][:MOST_NAMES])
+        terminal.print_caption(f"{checker.LATE} before {len(late)} cases, of: {names}")
     if found.untested:
         names = ", ".join(found.untested[:MOST_NAMES])
         more = len(found.untested) - MOST_NAMES
