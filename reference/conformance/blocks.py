@@ -38,7 +38,8 @@ of n entries, where these are more."""
 @answers("attend")
 def _attend(queries, keys, values, positions, query_positions, softcap):
     output, _ = attend(queries, keys, values, visible(query_positions, positions), softcap)
-    return {"output": numbers(output, logit_size(queries, keys), largest(values))}
+    size, terms = logit_size(queries, keys), keys.shape[1]
+    return {"output": numbers(output, size, largest(values), terms=terms)}
 
 
 @answers("attention")

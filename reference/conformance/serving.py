@@ -62,7 +62,9 @@ def _attend_requests(queries, query_starts, lengths, key_pages, value_pages, tab
         lse[:, :, first:last] = total[..., 0]  # 2
         size = max(size, logit_size(q, keys) * np.sqrt(q.shape[-1]))
         furthest = max(furthest, largest(values))
-    return {"output": numbers(output, size, furthest), "lse": numbers(lse, size, 1.0)}
+    terms = int(lengths.max())
+    expected = numbers(output, size, furthest, terms=terms)
+    return {"output": expected, "lse": numbers(lse, size, 1.0, terms=terms)}
 
 
 @answers("merge_states")
@@ -71,7 +73,8 @@ def _merge_states(outputs, lses):
     weights = np.exp(lses - np.where(np.isneginf(lse), 0.0, lse))  # 4
     output = (weights[..., None] * outputs).sum(axis=0)
     size = largest(lse[np.isfinite(lse)])
-    return {"output": numbers(output, size, largest(outputs)), "lse": numbers(lse, scale=1.0)}
+    expected = numbers(output, size, largest(outputs), terms=len(lses))
+    return {"output": expected, "lse": numbers(lse, scale=1.0, terms=len(lses))}
 
 
 @answers("write_pages")
