@@ -7,14 +7,7 @@ import numpy as np
 
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.codes import Code
-from kvlab.reference.conformance.expecting import (
-    ROUNDING,
-    exact,
-    keep,
-    largest,
-    logit_size,
-    numbers,
-)
+from kvlab.reference.conformance.expecting import exact, keep, largest, logit_size, numbers
 from kvlab.reference.conformance.operation import answers
 from kvlab.reference.conformance.vectors import Expected
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error, remaining_mass
@@ -28,9 +21,9 @@ from kvlab.reference.windows import max_pool, mean_pool
 SHARP = 2.0**-11
 """Largest relative error of a scale or zero point that is rounded to float16."""
 
-DISTANCE = 16.0
-"""Roundings of float32, relative to the largest value, of a value's difference to a sum of them; √n
-of n entries, where these are more."""
+DISTANCE = 2.0**-20
+"""Error of a value's difference to a sum of values, relative to the largest: 16 roundings of
+float32, or √n of n entries, where these are more."""
 
 # --- attention and selection ---------------------------------------------------------------------
 
@@ -239,7 +232,7 @@ def _encode(precision, x, first, **matrices):
 def _eviction_error(h, values, fast, norm):
     """Expect distances; where values have much in common, that is lost in float32."""
     measure, rest = fast_eviction_error if fast else eviction_error, remaining_mass(h)
-    lost = ROUNDING["float32"] * max(DISTANCE, np.sqrt(values.shape[1])) * largest(values)
+    lost = DISTANCE * max(1, np.sqrt(values.shape[1]) / 16) * largest(values)
     lost *= values.shape[-1] ** (1 / norm)
     slack = lost * np.divide(h, rest, out=np.zeros_like(h), where=rest > 0)
     return {"error": numbers(measure(h, values[:, None], norm), slack=slack)}

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from itertools import count, cycle
+from itertools import count, cycle, takewhile
 from math import inf
 from time import monotonic
 from typing import Any
@@ -76,24 +76,22 @@ def cases(method: "Asked" = None) -> tuple[Case, ...]:
 
     If a target or method is given, nothing is made of other methods.
     """
-    asked = (method,) if isinstance(method, str) else method
-    names = asked and {re.split("[.:]", each)[0] for each in asked}
-    unpublished = (
-        name
-        for name in methods.names()
-        if name not in PUBLISHED and (names is None or name in names)
-    )
+    asked = methods.names() if method is None else (method,) if isinstance(method, str) else method
+    names = dict.fromkeys(re.split("[.:]", each)[0] for each in asked)
+    unpublished = [name for name in methods.names() if name in names and name not in PUBLISHED]
     return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
 
 
-Asked = str | Sequence[str] | None
+Names = Sequence[str]
+
+Asked = str | Names | None
 """Targets, or methods whose steps are asked for; None: all."""
 
 
 def belongs(target: str, asked: Asked) -> bool:
     """Whether a target is asked for, or is a step of a method that is."""
     names = (asked,) if isinstance(asked, str) else asked
-    return names is None or target in names or target.rpartition(".")[0] in names
+    return names is None or not {target, target.rpartition(".")[0]}.isdisjoint(names)
 
 
 # --- checking ------------------------------------------------------------------------------------
@@ -106,14 +104,14 @@ def check(
     arrays: str = "numpy",
     device: str | None = None,
     precision: str = "float32",
-    groups: Iterable[str] | None = None,
-    exclude: Iterable[str] = (),
-    names: Sequence[str] = (),
+    groups: Names | None = None,
+    exclude: Names = (),
+    names: Names = (),
     minimise: bool = True,
     calls: int = 1,
     sizes: Iterable[str] = ("small",),
     seed: int = 0,
-    within: float | None = None,
+    within: float = inf,
     progress: Progress = lambda done, everything, target: None,
     others: Iterable[Implementation] = (),
 ) -> Report:
@@ -151,7 +149,7 @@ def check(
     if not (hasattr(implementation, "offers") and hasattr(implementation, "answer")):
         one = method if isinstance(method, str) else None
         under_test = Functions(_by_target(one, implementation), arrays, device, precision)
-    began = monotonic()
+    late, half = monotonic() + within, monotonic() + within / 2
 
     def wanted(target: str) -> bool:
         named = not names or any(fnmatchcase(target, name.partition("/")[0]) for name in names)
@@ -160,14 +158,12 @@ def check(
     everything: list[Case] = []
     for size in dict.fromkeys(sizes):
         check_choice(("small", *SIZES), sizes=size)
-        everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(under_test, everything, method, groups, exclude, names)
-    spend = ALL_SECONDS if minimise else 0.0
-    if within is None:
-        return _run_cases((under_test, *others), chosen, spend, calls, progress)
-    late = began + within
-    found = _run_cases((under_test, *others), chosen, spend, calls, progress, late)
-    if groups is not None or names:
+        drawn = cases(method) if size == "small" else sized_cases(size, seed, wanted)
+        everything += takewhile(lambda _: monotonic() < half, drawn)
+    chosen = _selected(_asked(under_test, everything, method), groups, exclude, names)
+    spend, workers = ALL_SECONDS if minimise else 0.0, (under_test, *others)
+    found = _run_cases(workers, chosen, spend, calls, progress, late)
+    if within == inf or groups is not None or names:
         return found
     return replace(found, outcomes=(*found.outcomes, *_further(under_test, found, seed, late)))
 
@@ -177,11 +173,8 @@ def _further(under_test: Implementation, report: Report, seed: int, late: float)
     tried = {each.case.target for each in report.outcomes if each.status == Status.PASSED}
     targets = [target for target in sorted(tried) if not target.endswith(".whole_cache")]
     source, outcomes = Source("within", seed), list[Outcome]()
-    for number, target in enumerate(cycle(targets)):
-        if monotonic() > late:
-            break
-        case = any_case(target, lambda values: values[_any_of(source, values)])
-        if case is not None:
+    for number, target in enumerate(takewhile(lambda _: monotonic() < late, cycle(targets))):
+        if case := _drawn(target, source):
             named = replace(case, name=f"{target}/drawn/{number}")
             outcomes.append(run_case(under_test, named))
     return outcomes
@@ -193,7 +186,7 @@ def _run_cases(
     seconds: float,
     calls: int,
     progress: Progress,
-    late: float = inf,
+    late: float,
 ) -> Report:
     targets = dict.fromkeys(case.target for case in chosen)
     offered = [target for target in targets if workers[0].offers(target)]
@@ -249,10 +242,13 @@ def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Repo
     outcomes: list[Outcome] = []
     source = Source(f"fuzz {target}", seed)
     while len(outcomes) < count and not (outcomes and outcomes[-1].status == Status.FAILED):
-        case = any_case(target, lambda values: values[_any_of(source, values)])
-        if case is not None:
+        if case := _drawn(target, source):
             outcomes.append(run_case(under_test, case, SECONDS, CALLS))
     return Report(tuple(outcomes), ())
+
+
+def _drawn(target: str, source: Source) -> Case | None:
+    return any_case(target, lambda values: values[_any_of(source, values)])
 
 
 def _any_of(source: Source, values: Sequence[Any]) -> int:
@@ -275,27 +271,24 @@ def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
     return {method: implementation}
 
 
-def _selected(
-    under_test: Implementation,
-    everything: Sequence[Case],
-    method: Asked,
-    groups: Iterable[str] | None,
-    exclude: Iterable[str],
-    names: Sequence[str],
-) -> list[Case]:
-    chosen = [case for case in everything if belongs(case.target, method)]
+def _asked(under_test: Implementation, everything: Sequence[Case], method: Asked) -> list[Case]:
+    """Return the cases of what is asked for, each of which has some that are offered."""
     for each in (method,) if isinstance(method, str) else method or ():
-        own = {case.target for case in chosen if belongs(case.target, each)}
+        own = {case.target for case in everything if belongs(case.target, each)}
         if not own:
             operation_of(each)
             raise ValueError(f"there are no vectors for {each!r}")
         if not any(map(under_test.offers, own)):
             raise ValueError(f"the implementation offers none of {', '.join(sorted(own))}")
+    return [case for case in everything if belongs(case.target, method)]
+
+
+def _selected(chosen: list[Case], groups: Names | None, exclude: Names, names: Names) -> list[Case]:
+    for name in names:
+        if not any(fnmatchcase(case.name, name) for case in chosen):
+            allowed = "must fit the name of a case of the sizes that are run"
+            raise ValueError(f"case = {name!r} {allowed}")
     if names:
-        for name in names:
-            if not any(fnmatchcase(case.name, name) for case in chosen):
-                allowed = "fit the name of a case of the sizes that are run"
-                raise ValueError(f"case = {name!r} must {allowed}")
         chosen = [case for case in chosen if any(fnmatchcase(case.name, x) for x in names)]
     known = sorted({case.group for case in chosen})
     wanted, unwanted = set(known if groups is None else groups), set(exclude)

@@ -108,7 +108,7 @@ def _beyond_the_softcap(x: Arrays) -> None:
     x["keys"][..., 0] = 22.0 * (-1.0) ** np.arange(x["keys"].shape[1])
 
 
-def below_the_mask(x: Arrays, keys: str = "keys") -> None:
+def below_the_mask(x: Arrays, keys: str = "keys", newest: Any = None) -> None:
     """Logits at and below −2^16, of few whole numbers: of more, float32 loses the differences."""
     for name in ("queries", keys):
         np.rint(x[name], out=x[name])
@@ -179,15 +179,16 @@ def _returning(x: Arrays) -> None:
     x["queries"][:, :, [3, 4, -20, -1], 0] = 1.0
 
 
+MASKS = {"below_the_mask": below_the_mask, "above_the_mask": above_the_mask}
+
 ATTENTION: Mapping[str, Callable[[Arrays], None]] = {
+    **MASKS,
     "plain": lambda x: None,
     "beyond_the_softcap": _beyond_the_softcap,
     "float32_inputs": lambda x: None,
     "ties": lambda x: x["keys"].fill(0),
     "extreme_logits": _logits(64.0, 32.0),
     "low_logits": _logits(64.0, -64.0),
-    "below_the_mask": below_the_mask,
-    "above_the_mask": above_the_mask,
     "few_heavy": _few_heavy,
     "rows_apart": _rows_apart,
     "far_positions": _far_positions,
@@ -427,22 +428,18 @@ def _paged(source: Source, x: Any) -> Arrays:
     table[dead], others = -1, np.flatnonzero(~there)[: x.behind]
     inputs["table"] = np.concatenate([np.full(x.gone, -1), table, others])
     inputs["queries"] = (64 if x.loud else 2) * source.normal(x.G, x.rho, x.m, x.d)
-    if x.variant == "below_the_mask":
-        below_the_mask(inputs, "key_pages")
-    elif x.variant == "above_the_mask":
-        above_the_mask(inputs, "key_pages", (table[-1], x.page - free - 1))
+    if x.variant in MASKS:
+        MASKS[x.variant](inputs, "key_pages", (table[-1], x.page - free - 1))
     inputs["query_positions"] = np.arange(last - x.m, last) + x.gone * x.page
     return inputs
 
 
 def _requests(source: Source, x: Any) -> Arrays:
     inputs = serving.requests_drawn(source, x)
-    if x.variant == "below_the_mask":
-        below_the_mask(inputs, "key_pages")
-    elif x.variant == "above_the_mask":
+    if x.variant in MASKS:
         places, rows = np.divmod(inputs["lengths"] - 1, x.page)
         newest = inputs["tables"][np.arange(len(places)), places], rows
-        above_the_mask(inputs, "key_pages", newest)
+        MASKS[x.variant](inputs, "key_pages", newest)
     return inputs
 
 
@@ -468,12 +465,6 @@ def _half_mass(h: Array) -> Array:
     return found
 
 
-def _halving(h: Array) -> Array:
-    """Give each entry half of the one before, down to 2^-32 of the first."""
-    found = np.broadcast_to(0.5 ** (np.arange(h.shape[-1]) % 32), h.shape)
-    return found / found.sum(axis=-1, keepdims=True)
-
-
 RETENTION: Mapping[str, Change] = {
     "plain": lambda h: h,
     "uniform": lambda h: np.full_like(h, 1 / h.shape[-1]),
@@ -481,7 +472,7 @@ RETENTION: Mapping[str, Change] = {
     "alpha_near_one": lambda h: _one_of_two(h, 1 - 2.0**-23),
     "all_mass": lambda h: _one_of_two(h, 1.0),
     "common_offset": lambda h: h,
-    "faint": _halving,
+    "faint": lambda h: np.zeros_like(h) + 0.5 ** np.minimum(1 + np.arange(n := h.shape[-1]), n - 1),
 }
 """What is changed about attention, by variant."""
 

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -161,13 +161,11 @@ class Functions:
         where = {} if self.device is None else {"device": self.device}
         for reach in REACHES:
             shape = len(made), -(-reach // (len(made) - 1))
-            try:
+            with suppress(MemoryError, RuntimeError):
                 whole = empty(shape, dtype=made.dtype, **where)
                 pages = whole[:, : prod(made.shape[1:])].reshape(made.shape)
                 pages[...] = made
-            except (MemoryError, RuntimeError):
-                continue
-            return pages
+                return pages
         raise NotTestedError(f"{name} beyond 2³¹ bytes does not fit into memory")
 
     def _sliced(self, shape: tuple[int, ...], described: Field) -> Any:

@@ -145,15 +145,9 @@ def _case(entry: Mapping[str, Any], directory: Path) -> Case:
         )
         for name, each in entry["expected"].items()
     }
-    return Case(
-        entry["name"],
-        entry["target"],
-        entry["group"],
-        entry["method"],
-        {**entry["parameters"], **model},
-        {name: tensor(where) for name, where in entry["inputs"].items()},
-        expected,
-    )
+    names = (entry[key] for key in ("name", "target", "group", "method"))
+    inputs = {name: tensor(where) for name, where in entry["inputs"].items()}
+    return Case(*names, {**entry["parameters"], **model}, inputs, expected)
 
 
 @lru_cache(maxsize=64)

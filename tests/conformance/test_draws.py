@@ -178,20 +178,6 @@ def test_a_seed_draws_the_same_numbers_again():
     assert {1} < blocks, "a second turn of several tokens"
 
 
-def test_what_is_evicted_together_is_kept_together():
-    """Whoever joins the scores of a page, or of such heads, once more keeps the same."""
-    paged = 0
-    for case in sized_cases("kernel", 0, lambda target: target == "tova.keep"):
-        policy = methods.get(case.method, case.parameters["budget"])
-        keep, page = case.expected["keep"].value, getattr(policy.protect, "page", 1)
-        paged += page > 1
-        for pages, kept in zip(case.inputs["positions"] // page, keep, strict=True):
-            assert np.isin(pages, pages[kept]).sum() == len(kept), case.name
-        if policy.score.joins_kv_heads:
-            assert (keep == keep[0]).all(), case.name
-    assert paged > 10
-
-
 # --- fuzzing -------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from json import dumps
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def run(
             groups=group or None,
             exclude=exclude or (),
             names=case or (),
-            within=within,
+            within=inf if within is None else within,
             minimise=minimise,
             calls=calls,
             sizes=sizes or ("small",),
@@ -124,10 +124,9 @@ def run(
             progress=opened.enter_context(reporting(transient=True)),
         )
     found = report.judged(found, known, allow or ())
-    if junit is not None:
-        write_text(junit, report.junit(found))
-    if badge is not None:
-        write_text(badge, dumps(report.badge(found)))
+    for file, text in ((junit, report.junit), (badge, report.badge)):
+        if file is not None:
+            write_text(file, text(found))
     if write_failures is not None:
         asked = report.failing_files(found, implementation.file, implementation.program or "")
         _write(asked, write_failures)
@@ -173,15 +172,12 @@ def _show(found: Report) -> None:
         )
         terminal.console.print()
     print_line(", ".join(f"{found.count(status)} {status}" for status in Status))
-    if late := [each.case.target for each in found.outcomes if each.reason == checker.LATE]:
-        names = ", ".join([*dict.fromkeys(late)][:MOST_NAMES])
-        terminal.print_caption(f"{checker.LATE} before {len(late)} cases, of: {names}")
-    if found.untested:
-        names = ", ".join(found.untested[:MOST_NAMES])
-        more = len(found.untested) - MOST_NAMES
-        terminal.print_caption(
-            f"nothing tested of: {names}{f' and {more} more' if more > 0 else ''}"
-        )
+    late = [each.case.target for each in found.outcomes if each.reason == checker.LATE]
+    said = {f"{checker.LATE} before {len(late)} cases of": tuple(dict.fromkeys(late))}
+    for what, targets in (said | {"nothing tested of": found.untested}).items():
+        more = f" and {len(targets) - MOST_NAMES} more" if len(targets) > MOST_NAMES else ""
+        if targets:
+            terminal.print_caption(f"{what}: {', '.join(targets[:MOST_NAMES])}{more}")
 
 
 def list_targets(json: bool = False) -> None:
