@@ -203,8 +203,7 @@ class StoppableCommand(Stoppable, TyperCommand):
         """Refuse an option of which only the last value would count."""
         given: list[Any] = self.make_parser(ctx).parse_args([*args])[2]
         for each in given:
-            single = each.param_type_name == "option" and not (each.multiple or each.is_flag)
-            if single and given.count(each) > 1:
+            if given.count(each) > 1 and not (each.multiple or each.is_flag):
                 raise typer.BadParameter("may be given once", ctx, each)
         return super().parse_args(ctx, args)
 

@@ -22,8 +22,8 @@ SHARP = 2.0**-11
 """Largest relative error of a scale or zero point that is rounded to float16."""
 
 DISTANCE = 2.0**-20
-"""Error of a value's difference to a sum of values, relative to the largest: 16 roundings of
-float32, or √n of n entries, where these are more."""
+"""Error of a value's difference to a sum of values, relative to the largest value: 16 roundings of
+float32."""
 
 # --- attention and selection ---------------------------------------------------------------------
 
@@ -31,8 +31,8 @@ float32, or √n of n entries, where these are more."""
 @answers("attend")
 def _attend(queries, keys, values, positions, query_positions, softcap):
     output, _ = attend(queries, keys, values, visible(query_positions, positions), softcap)
-    size, terms = logit_size(queries, keys), keys.shape[1]
-    return {"output": numbers(output, size, largest(values), terms=terms)}
+    size = logit_size(queries, keys)
+    return {"output": numbers(output, size, largest(values), terms=keys.shape[1])}
 
 
 @answers("attention")
@@ -231,10 +231,10 @@ def _encode(precision, x, first, **matrices):
 @answers("eviction_error")
 def _eviction_error(h, values, fast, norm):
     """Expect distances; where values have much in common, that is lost in float32."""
-    measure, rest = fast_eviction_error if fast else eviction_error, remaining_mass(h)
-    lost = DISTANCE * max(1, np.sqrt(values.shape[1]) / 16) * largest(values)
-    lost *= values.shape[-1] ** (1 / norm)
-    slack = lost * np.divide(h, rest, out=np.zeros_like(h), where=rest > 0)
+    measure = fast_eviction_error if fast else eviction_error
+    rest = remaining_mass(h)
+    lost = DISTANCE * largest(values) * values.shape[-1] ** (1 / norm)
+    slack = lost * (h / np.where(rest > 0, rest, np.inf))
     return {"error": numbers(measure(h, values[:, None], norm), slack=slack)}
 
 

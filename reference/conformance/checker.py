@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from itertools import count, cycle, takewhile
+from itertools import count, cycle
 from math import inf
 from time import monotonic
 from typing import Any
@@ -76,9 +76,9 @@ def cases(method: "Asked" = None) -> tuple[Case, ...]:
 
     If a target or method is given, nothing is made of other methods.
     """
-    asked = methods.names() if method is None else (method,) if isinstance(method, str) else method
-    names = dict.fromkeys(re.split("[.:]", each)[0] for each in asked)
-    unpublished = [name for name in methods.names() if name in names and name not in PUBLISHED]
+    asked = (method,) if isinstance(method, str) else method or methods.names()
+    names = {re.split("[.:]", each)[0] for each in asked}.difference(PUBLISHED)
+    unpublished = [name for name in methods.names() if name in names]
     return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
 
 
@@ -104,9 +104,8 @@ def check(
     arrays: str = "numpy",
     device: str | None = None,
     precision: str = "float32",
-    groups: Names | None = None,
+    groups: Names = ("*",),
     exclude: Names = (),
-    names: Names = (),
     minimise: bool = True,
     calls: int = 1,
     sizes: Iterable[str] = ("small",),
@@ -118,26 +117,20 @@ def check(
     """Check an implementation against the test vectors.
 
     Args:
-        method: what is implemented: a building block (``"attend"``), a step of a method
-            (``"h2o.score"``), a method (``"h2o"``: all its steps), several of these, or None for
-            everything.
+        method: ``"attend"``, ``"h2o.score"``, ``"h2o"`` (all steps), several, or None for all.
         implementation: a function for one target; functions by target; or for a method, functions
-            by step (``{"score": ..., "keep": ...}``). A function is given the inputs and
-            parameters that it names (``kvlab conformance show h2o.score`` lists them) and returns
-            an array, a tuple in the order of the outputs, or a dictionary. It raises
-            NotImplementedError for what it does not do. Or any object that has ``precision``,
-            ``offers`` and ``answer``: see `Implementation`.
+            by step (``{"score": ..., "keep": ...}``), as docs/conformance.md describes them. Or any
+            `Implementation`.
         arrays: module whose arrays the functions take: numpy, torch, cupy or jax.numpy.
         device: where the arrays are, as that module names it.
         precision: number format of vectors and tolerance: float32, float16 or bfloat16.
-        groups: groups to run; None: all.
-        exclude: groups to leave out.
-        names: cases to run, with ``*`` and ``?``; none: all.
+        groups: groups, or names of cases with ``*`` and ``?``, to run.
+        exclude: those to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
         sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
         seed: seed of the numbers of drawn cases.
-        within: seconds after which no case begins; until then more are drawn, if all were run.
+        within: seconds after which no planned case begins; until then others are drawn, too.
         progress: is told the number of cases done, of all cases, and the current target.
         others: the same implementation in other processes, which answer other targets meanwhile.
 
@@ -149,34 +142,33 @@ def check(
     if not (hasattr(implementation, "offers") and hasattr(implementation, "answer")):
         one = method if isinstance(method, str) else None
         under_test = Functions(_by_target(one, implementation), arrays, device, precision)
-    late, half = monotonic() + within, monotonic() + within / 2
 
     def wanted(target: str) -> bool:
-        named = not names or any(fnmatchcase(target, name.partition("/")[0]) for name in names)
+        named = any(fnmatchcase(target, x.split("/")[0]) or "/" not in x for x in groups)
         return named and belongs(target, method) and under_test.offers(target)
 
     everything: list[Case] = []
     for size in dict.fromkeys(sizes):
         check_choice(("small", *SIZES), sizes=size)
-        drawn = cases(method) if size == "small" else sized_cases(size, seed, wanted)
-        everything += takewhile(lambda _: monotonic() < half, drawn)
-    chosen = _selected(_asked(under_test, everything, method), groups, exclude, names)
-    spend, workers = ALL_SECONDS if minimise else 0.0, (under_test, *others)
+        everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
+    chosen = _selected(_asked(under_test, everything, method), groups, exclude)
+    spend = ALL_SECONDS if minimise else 0.0
+    workers = (under_test, *others)
+    late = monotonic() + within
     found = _run_cases(workers, chosen, spend, calls, progress, late)
-    if within == inf or groups is not None or names:
+    if within == inf or groups != ("*",):
         return found
     return replace(found, outcomes=(*found.outcomes, *_further(under_test, found, seed, late)))
 
 
 def _further(under_test: Implementation, report: Report, seed: int, late: float) -> list[Outcome]:
     """Ask for drawn cases of the targets that are tested, in turns, until it is late."""
-    tried = {each.case.target for each in report.outcomes if each.status == Status.PASSED}
-    targets = [target for target in sorted(tried) if not target.endswith(".whole_cache")]
-    source, outcomes = Source("within", seed), list[Outcome]()
-    for number, target in enumerate(takewhile(lambda _: monotonic() < late, cycle(targets))):
-        if case := _drawn(target, source):
-            named = replace(case, name=f"{target}/drawn/{number}")
-            outcomes.append(run_case(under_test, named))
+    tried = {x.case.target for x in report.outcomes if x.status == Status.PASSED}
+    targets = sorted(each for each in tried if "whole_cache" not in each)
+    turns = cycle(targets)
+    outcomes = list[Outcome]()
+    while targets and monotonic() < late:
+        outcomes += fuzz(next(turns), under_test, seed + len(outcomes), 1).outcomes
     return outcomes
 
 
@@ -190,16 +182,17 @@ def _run_cases(
 ) -> Report:
     targets = dict.fromkeys(case.target for case in chosen)
     offered = [target for target in targets if workers[0].offers(target)]
-    if not offered:
-        raise ValueError(f"the implementation offers none of {', '.join(targets)}")
     asked = [case for case in chosen if case.target in offered]
     found, failed = dict[str, Outcome](), set[tuple[str, str]]()
-    batches, met = defaultdict[Any, list[Case]](list), Counter[tuple[str, str]]()
+    batches = defaultdict[Any, list[Case]](list)
+    met = Counter[tuple[str, str]]()
     for case in asked:  # where time may end, the first cases of all groups come first
         group = case.target, case.group
         batches[case.target if late == inf else met[group]].append(case)
         met[group] += 1
-    total, number, waiting = len(asked), count(), iter([*batches.values()])
+    total = len(asked)
+    number = count()
+    waiting = iter([*batches.values()])
 
     def work(under_test: Implementation) -> None:
         nonlocal seconds, failed
@@ -242,13 +235,10 @@ def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Repo
     outcomes: list[Outcome] = []
     source = Source(f"fuzz {target}", seed)
     while len(outcomes) < count and not (outcomes and outcomes[-1].status == Status.FAILED):
-        if case := _drawn(target, source):
+        case = any_case(target, lambda values: values[_any_of(source, values)])
+        if case is not None:
             outcomes.append(run_case(under_test, case, SECONDS, CALLS))
     return Report(tuple(outcomes), ())
-
-
-def _drawn(target: str, source: Source) -> Case | None:
-    return any_case(target, lambda values: values[_any_of(source, values)])
 
 
 def _any_of(source: Source, values: Sequence[Any]) -> int:
@@ -273,28 +263,31 @@ def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
 
 def _asked(under_test: Implementation, everything: Sequence[Case], method: Asked) -> list[Case]:
     """Return the cases of what is asked for, each of which has some that are offered."""
-    for each in (method,) if isinstance(method, str) else method or ():
-        own = {case.target for case in everything if belongs(case.target, each)}
+    for each in (method,) if method is None or isinstance(method, str) else method:
+        own = dict.fromkeys(case.target for case in everything if belongs(case.target, each))
         if not own:
-            operation_of(each)
+            operation_of(each or "")
             raise ValueError(f"there are no vectors for {each!r}")
         if not any(map(under_test.offers, own)):
-            raise ValueError(f"the implementation offers none of {', '.join(sorted(own))}")
+            raise ValueError(f"the implementation offers none of {', '.join(own)}")
     return [case for case in everything if belongs(case.target, method)]
 
 
-def _selected(chosen: list[Case], groups: Names | None, exclude: Names, names: Names) -> list[Case]:
-    for name in names:
-        if not any(fnmatchcase(case.name, name) for case in chosen):
-            allowed = "must fit the name of a case of the sizes that are run"
-            raise ValueError(f"case = {name!r} {allowed}")
-    if names:
-        chosen = [case for case in chosen if any(fnmatchcase(case.name, x) for x in names)]
+def _selected(chosen: Sequence[Case], groups: Names, exclude: Names) -> list[Case]:
+    """Return the cases of some groups, or those that fit a name, without those to exclude."""
     known = sorted({case.group for case in chosen})
-    wanted, unwanted = set(known if groups is None else groups), set(exclude)
-    for each in (*wanted, *unwanted):
-        check_choice(known, group=each)
-    return [case for case in chosen if case.group in wanted - unwanted]
+
+    def fitting(told: Names) -> set[str]:
+        found = set[str]()
+        for each in told:
+            own = {x.name for x in chosen if x.group == each or fnmatchcase(x.name, each)}
+            if not own:
+                check_choice(known, group=each)
+            found |= own
+        return found
+
+    wanted = fitting(groups) - fitting(exclude)
+    return [case for case in chosen if case.name in wanted]
 
 
 # --- one case ------------------------------------------------------------------------------------

@@ -49,21 +49,10 @@ def drawn(operation: str, source: Source, row: Mapping[str, Any]) -> Drawn | Non
     if inputs is None:
         return None
     if sizes.below:
-        _move_up(inputs, sizes.below)
+        serving.move_up(inputs, sizes.below)
     names = DESCRIBED["operations"][operation].get("parameters", ())
     told = {name: getattr(sizes, name) for name in names}
     return inputs, {name: None if name in OPTIONAL and not x else x for name, x in told.items()}
-
-
-def _move_up(inputs: Arrays, below: int) -> None:
-    """Put so many pages that nobody reads before the others, so that these have large numbers."""
-    page = inputs["key_pages"].shape[1]
-    for name in ("key_pages", "value_pages"):
-        x = inputs[name]
-        inputs[name] = np.concatenate([np.zeros((below, *x.shape[1:])), x])
-    for name in inputs.keys() & {"table", "tables", "slots"}:
-        x, each = inputs[name], page if name == "slots" else 1
-        inputs[name] = np.where(x >= 0, x + below * each, x)
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -108,22 +97,6 @@ def _beyond_the_softcap(x: Arrays) -> None:
     x["keys"][..., 0] = 22.0 * (-1.0) ** np.arange(x["keys"].shape[1])
 
 
-def below_the_mask(x: Arrays, keys: str = "keys", newest: Any = None) -> None:
-    """Logits at and below −2^16, of few whole numbers: of more, float32 loses the differences."""
-    for name in ("queries", keys):
-        np.rint(x[name], out=x[name])
-    x["queries"][..., 4:] = 0
-    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
-    x[keys][..., 0] = -256.0
-
-
-def above_the_mask(x: Arrays, keys: str = "keys", newest: Any = (slice(None), -1)) -> None:
-    """A logit of 2^17 or more, of the newest entry: whoever adds −10,000 does not hide it."""
-    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
-    x[keys][..., 0] = 0.0
-    x[keys][(*newest, ..., 0)] = 512.0
-
-
 def _rows_apart(x: Arrays) -> None:
     """Each row has to subtract its own largest logit, and that of a visible entry."""
     rho, m = x["queries"].shape[1:3]
@@ -142,8 +115,8 @@ def _few_heavy(x: Arrays) -> None:
     """Eight entries share the attention; of each the next one gets nine tenths, in turns."""
     x["queries"] /= 16
     _logits(4.0, 0.0)(x)
-    size, order = np.sqrt(x["keys"].shape[-1]) / 4, np.array([4, 0, 5, 1, 7, 2, 6, 3])
-    x["keys"][:, :8, 0] = size * (16 - order / 8)
+    order = 5 * np.arange(8) % 8
+    x["keys"][:, :8, 0] = np.sqrt(x["keys"].shape[-1]) / 4 * (16 - order / 8)
 
 
 def _one_heavy(x: Arrays) -> None:
@@ -179,10 +152,8 @@ def _returning(x: Arrays) -> None:
     x["queries"][:, :, [3, 4, -20, -1], 0] = 1.0
 
 
-MASKS = {"below_the_mask": below_the_mask, "above_the_mask": above_the_mask}
-
 ATTENTION: Mapping[str, Callable[[Arrays], None]] = {
-    **MASKS,
+    **serving.MASKS,
     "plain": lambda x: None,
     "beyond_the_softcap": _beyond_the_softcap,
     "float32_inputs": lambda x: None,
@@ -388,13 +359,9 @@ SPARE = 3
 """Pages of the memory that do not belong to the sequence."""
 
 
-LEFT: Mapping[str, Callable[[int], int]] = {
-    "none": lambda page: 0,
-    "one": lambda page: min(1, page - 1),
-    "two": lambda page: 2,
-    "most": lambda page: page - 1,
-}
-"""Places of the last page that were never written."""
+def _left(x: Any) -> int:
+    """Return how many places of the last page were never written."""
+    return {"none": 0, "one": min(1, x.page - 1), "two": 2, "most": x.page - 1}[x.left]
 
 
 def _memory(source: Source, places: int, left: int, x: Any) -> Arrays:
@@ -416,7 +383,7 @@ def _paged(source: Source, x: Any) -> Arrays:
     ``full`` pages lie before those that the queries' own entries need. A ``hole`` is a freed page
     between live ones, and ``behind`` are numbers of others' pages after the end of the table.
     """
-    free = LEFT[x.left](x.page)
+    free = _left(x)
     places = x.places or x.freed + 2 * x.hole + x.full - (-(x.m + free) // x.page)
     last = places * x.page - free
     inputs = _memory(source, places, free, x)
@@ -428,23 +395,14 @@ def _paged(source: Source, x: Any) -> Arrays:
     table[dead], others = -1, np.flatnonzero(~there)[: x.behind]
     inputs["table"] = np.concatenate([np.full(x.gone, -1), table, others])
     inputs["queries"] = (64 if x.loud else 2) * source.normal(x.G, x.rho, x.m, x.d)
-    if x.variant in MASKS:
-        MASKS[x.variant](inputs, "key_pages", (table[-1], x.page - free - 1))
+    if x.variant in serving.MASKS:
+        serving.MASKS[x.variant](inputs, "key_pages", (table[-1], x.page - free - 1))
     inputs["query_positions"] = np.arange(last - x.m, last) + x.gone * x.page
     return inputs
 
 
-def _requests(source: Source, x: Any) -> Arrays:
-    inputs = serving.requests_drawn(source, x)
-    if x.variant in MASKS:
-        places, rows = np.divmod(inputs["lengths"] - 1, x.page)
-        newest = inputs["tables"][np.arange(len(places)), places], rows
-        MASKS[x.variant](inputs, "key_pages", newest)
-    return inputs
-
-
 def _moves(source: Source, x: Any) -> Arrays:
-    free = LEFT[x.left](x.page)
+    free = _left(x)
     memory = _memory(source, x.places, free, x)
     return {**memory, "keep": survivors(source, x.G, x.places * x.page - free, x.kept)}
 
@@ -501,7 +459,7 @@ BLOCKS: Mapping[str, Callable[[Source, Any], Arrays | None]] = {
     "attend_pages": _paged,
     "compact_pages": _moves,
     "encode": _to_encode,
-    "attend_requests": _requests,
+    "attend_requests": serving.requests_drawn,
     "merge_states": serving.states_drawn,
     "write_pages": serving.writes_drawn,
     "rotate": serving.rotations_drawn,

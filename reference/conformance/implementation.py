@@ -4,7 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -28,11 +28,14 @@ MOST_ARRAYS = 200
 ALIGNED = 16
 """Elements between the rows of a slice."""
 
-WIDE, MOST_PAGES = "wide_memory", 64
-"""Group in which the pages of a memory lie far apart, if it has no more than these."""
+WIDE = "wide_memory"
+"""Group in which the pages of a small memory lie far apart."""
 
-REACHES = 2**31, 2**29
-"""Elements after which the last of such pages begins: the first for which there is memory."""
+MOST_PAGES = 64
+"""Pages of such a memory."""
+
+FAR = 2**31
+"""Elements after which its last page begins."""
 
 OUTSIDE: Mapping[Kind, Any] = {"float": np.nan, "int": -(2**20), "bool": True, "code": 255}
 """What lies around a slice."""
@@ -153,20 +156,20 @@ class Functions:
         return place
 
     def _far_apart(self, name: str, made: Any) -> Any:
-        """Return pages in an array so large that the last begins behind the first of `REACHES`.
+        """Return pages in an array so large that the last begins after `FAR` elements.
 
         Nothing else of it is touched, so that main memory holds little more than the pages.
         """
         empty = importlib.import_module(self.arrays).empty
-        where = {} if self.device is None else {"device": self.device}
-        for reach in REACHES:
-            shape = len(made), -(-reach // (len(made) - 1))
-            with suppress(MemoryError, RuntimeError):
-                whole = empty(shape, dtype=made.dtype, **where)
-                pages = whole[:, : prod(made.shape[1:])].reshape(made.shape)
-                pages[...] = made
-                return pages
-        raise NotTestedError(f"{name} beyond 2³¹ bytes does not fit into memory")
+        where = {"device": self.device} if self.device else {}
+        shape = len(made), -(-FAR // (len(made) - 1))
+        try:
+            whole = empty(shape, dtype=made.dtype, **where)
+        except (MemoryError, RuntimeError):
+            raise NotTestedError(f"{name} beyond 2³¹ elements does not fit into memory") from None
+        pages = whole[:, : prod(made.shape[1:])].reshape(made.shape)
+        pages[...] = made
+        return pages
 
     def _sliced(self, shape: tuple[int, ...], described: Field) -> Any:
         """Return a slice of a larger array, with the first two axes the other way round in memory.

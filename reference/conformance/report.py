@@ -8,12 +8,10 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.metadata import version
-from json import dumps
 from pathlib import Path
 from platform import platform, python_version
 from string import Template
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 
@@ -49,10 +47,6 @@ class Status(StrEnum):
     FAILED = "failed"
     NOT_TESTED = "not tested"
     EXPECTED = "expected to fail"
-
-
-IN_JUNIT = dict(zip(Status, ("", "failure", "skipped", "skipped"), strict=True))
-"""Element that says in JUnit's XML how a case ended."""
 
 
 @dataclass(frozen=True)
@@ -223,40 +217,25 @@ def describe(outcome: Outcome, groups: int = 1) -> str:
     return "\n".join(lines)
 
 
-def junit(report: Report) -> str:
-    """Return a report as JUnit's XML: a suite for each group, a test for each case."""
-    top = ElementTree.Element("testsuites")
-    for group in report.groups:
-        kinds = Counter(IN_JUNIT[each.status] for each in group.outcomes)
-        told = {"name": f"{group.target}.{group.group}", "tests": str(kinds.total())}
-        told |= {"failures": str(kinds["failure"]), "skipped": str(kinds["skipped"])}
-        suite = ElementTree.SubElement(top, "testsuite", told)
-        for each in group.outcomes:
-            names = {"classname": told["name"], "name": each.case.name}
-            test = ElementTree.SubElement(suite, "testcase", names)
-            if kind := IN_JUNIT[each.status]:
-                ElementTree.SubElement(test, kind, {"message": each.reason}).text = describe(each)
-    return ElementTree.tostring(top, encoding="unicode", xml_declaration=True)
-
-
-def badge(report: Report) -> str:
-    """Return the JSON of which shields.io makes a badge, as its endpoint expects it."""
-    failed, passed = (report.count(each) for each in (Status.FAILED, Status.PASSED))
-    said = f"{failed:,} failed" if failed else f"{passed:,} passed"
-    color = "brightgreen" if report.passed else "red"
-    told = {"schemaVersion": 1, "label": f"kvlab conformance {SPECIFICATION}"}
-    return dumps({**told, "message": said, "color": color})
+def badge(report: Report) -> dict[str, Any]:
+    """Return the data of which shields.io makes a badge, as its endpoint expects them."""
+    return {
+        "schemaVersion": 1,
+        "label": f"kvlab conformance {SPECIFICATION}",
+        "message": ", ".join(f"{report.count(x)} {x}" for x in (Status.PASSED, Status.FAILED)),
+        "color": "brightgreen" if report.passed else "red",
+    }
 
 
 def failing_files(report: Report, of: Path | None, command: str) -> dict[str, str | bytes]:
     """Return the smallest case of each failure as a safetensors file, and a script that asks it."""
     files: dict[str, str | bytes] = {}
     for failure in report.failures():
-        case, name = (failure.smallest or failure).case, failure.case.name
-        told = {"target": case.target, "method": case.method, "parameters": dict(case.parameters)}
-        told |= {"file": str(of and of.resolve()), "command": command}
-        texts = {key: repr(x) for key, x in told.items()} | {"case": name}
-        file, script = re.sub(r"[^\w.-]+", "_", name), SCRIPTS["file" if of else "program"]
+        case = replace((failure.smallest or failure).case, name=failure.case.name)
+        told = {**vars(case), "file": str(of and of.resolve()), "command": command}
+        texts = {name: repr(x) for name, x in told.items()}
+        script = SCRIPTS["file" if of else "program"]
+        file = re.sub(r"[^\w.-]+", "_", case.name)
         files[f"{file}.safetensors"] = request(case)
         files[f"{file}.py"] = Template(script.lstrip()).substitute(texts)
     return files

@@ -49,8 +49,13 @@ HUGE = 1e30
 """Numbers from here on count as infinite: kernels may return the largest number instead."""
 
 ONE_OF = {
-    **{"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"},
-    **{"events": "event", "R": "request"},
+    "calls": "call",
+    "N": "row",
+    "layers": "layer",
+    "G": "KV head",
+    "blocks": "block",
+    "events": "event",
+    "R": "request",
 }
 """What one place along an axis is called."""
 
@@ -145,9 +150,15 @@ def _case(entry: Mapping[str, Any], directory: Path) -> Case:
         )
         for name, each in entry["expected"].items()
     }
-    names = (entry[key] for key in ("name", "target", "group", "method"))
-    inputs = {name: tensor(where) for name, where in entry["inputs"].items()}
-    return Case(*names, {**entry["parameters"], **model}, inputs, expected)
+    return Case(
+        entry["name"],
+        entry["target"],
+        entry["group"],
+        entry["method"],
+        {**entry["parameters"], **model},
+        {name: tensor(where) for name, where in entry["inputs"].items()},
+        expected,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from json import dumps
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,10 @@ def run(
     json: bool = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
-    for name, file in (("junit", junit), ("badge", badge)):
-        check_output(name, file)
-    if write_failures is not None:
-        check_output("write_failures", write_failures / "failure.py")
+    check_output("junit", junit)
+    check_output("badge", badge)
+    check_output("write_failures", write_failures and write_failures / "failure.py")
+    program = implementation.program or ""
     listed = xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
     known = {} if listed is None else report.read_xfails(listed)
     for flag in allow or ():
@@ -113,9 +114,8 @@ def run(
             target,
             tested,
             others=workers[1:],
-            groups=group or None,
+            groups=(*(group or ()), *(case or ())) or ("*",),
             exclude=exclude or (),
-            names=case or (),
             within=inf if within is None else within,
             minimise=minimise,
             calls=calls,
@@ -124,12 +124,14 @@ def run(
             progress=opened.enter_context(reporting(transient=True)),
         )
     found = report.judged(found, known, allow or ())
-    for file, text in ((junit, report.junit), (badge, report.badge)):
-        if file is not None:
-            write_text(file, text(found))
+    if junit is not None:
+        from kvlab.fast.lab.reports import write_page
+
+        write_page(junit, "conformance.xml.jinja", report=found, describe=report.describe)
+    if badge is not None:
+        write_text(badge, dumps(report.badge(found)))
     if write_failures is not None:
-        asked = report.failing_files(found, implementation.file, implementation.program or "")
-        _write(asked, write_failures)
+        _write(report.failing_files(found, implementation.file, program), write_failures)
     _finish(found, json, of=implementation.name, specification=vectors.SPECIFICATION)
 
 
