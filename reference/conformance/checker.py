@@ -104,7 +104,7 @@ def check(
     arrays: str = "numpy",
     device: str | None = None,
     precision: str = "float32",
-    groups: Names = ("*",),
+    groups: Names | None = None,
     exclude: Names = (),
     minimise: bool = True,
     calls: int = 1,
@@ -118,14 +118,13 @@ def check(
 
     Args:
         method: ``"attend"``, ``"h2o.score"``, ``"h2o"`` (all steps), several, or None for all.
-        implementation: a function for one target; functions by target; or for a method, functions
-            by step (``{"score": ..., "keep": ...}``), as docs/conformance.md describes them. Or any
-            `Implementation`.
+        implementation: a function; functions by target or step (docs/conformance.md says what they
+            are given); or any `Implementation`.
         arrays: module whose arrays the functions take: numpy, torch, cupy or jax.numpy.
         device: where the arrays are, as that module names it.
         precision: number format of vectors and tolerance: float32, float16 or bfloat16.
-        groups: groups, or names of cases with ``*`` and ``?``, to run.
-        exclude: those to leave out.
+        groups: groups, or names of cases with ``*`` and ``?``, to run; None: all.
+        exclude: groups, or names of cases, to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
         sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
@@ -144,19 +143,18 @@ def check(
         under_test = Functions(_by_target(one, implementation), arrays, device, precision)
 
     def wanted(target: str) -> bool:
-        named = any(fnmatchcase(target, x.split("/")[0]) or "/" not in x for x in groups)
+        named = any(fnmatchcase(target, x.split("/")[0]) or "/" not in x for x in groups or "*")
         return named and belongs(target, method) and under_test.offers(target)
 
     everything: list[Case] = []
     for size in dict.fromkeys(sizes):
         check_choice(("small", *SIZES), sizes=size)
         everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(_asked(under_test, everything, method), groups, exclude)
+    chosen = _selected(_asked(under_test, everything, method), groups or "*", exclude)
     spend = ALL_SECONDS if minimise else 0.0
-    workers = (under_test, *others)
     late = monotonic() + within
-    found = _run_cases(workers, chosen, spend, calls, progress, late)
-    if within == inf or groups != ("*",):
+    found = _run_cases((under_test, *others), chosen, spend, calls, progress, late)
+    if within == inf or groups:
         return found
     return replace(found, outcomes=(*found.outcomes, *_further(under_test, found, seed, late)))
 

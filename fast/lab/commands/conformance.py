@@ -114,7 +114,7 @@ def run(
             target,
             tested,
             others=workers[1:],
-            groups=(*(group or ()), *(case or ())) or ("*",),
+            groups=[*(group or ()), *(case or ())],
             exclude=exclude or (),
             within=inf if within is None else within,
             minimise=minimise,
