@@ -88,9 +88,9 @@ Asked = str | Names | None
 """Targets, or methods whose steps are asked for; None: all."""
 
 
-def belongs(target: str, asked: Asked) -> bool:
+def belongs(target: str, method: Asked) -> bool:
     """Whether a target is asked for, or is a step of a method that is."""
-    names = (asked,) if isinstance(asked, str) else asked
+    names = (method,) if isinstance(method, str) else method
     return names is None or not {target, target.rpartition(".")[0]}.isdisjoint(names)
 
 
