@@ -233,7 +233,8 @@ def _eviction_error(h, values, fast, norm):
     """Expect distances; where values have much in common, that is lost in float32."""
     measure = fast_eviction_error if fast else eviction_error
     rest = remaining_mass(h)
-    lost = DISTANCE * largest(values) * values.shape[-1] ** (1 / norm)
+    channels = values.shape[-1]
+    lost = DISTANCE * largest(values) * channels ** (1 / norm)
     slack = lost * (h / np.where(rest > 0, rest, np.inf))
     return {"error": numbers(measure(h, values[:, None], norm), slack=slack)}
 
