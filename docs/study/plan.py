@@ -39,7 +39,7 @@ def main() -> None:
     text = HEADER
     for size in plan.GROUPS:
         text += f"\n[{size}]\n"
-        for entry in plan.TABLES[size]:
+        for entry in (each for each in plan.TABLES[size] if "axes" not in each):
             text += f'{entry["operations"][0]} = """\n{wrapped(rows_of(entry))}"""\n'
     write_text(FILE, text)
 

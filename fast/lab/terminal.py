@@ -197,7 +197,15 @@ def stopped_by(stop: KeyboardInterrupt) -> NoReturn:
 
 
 class StoppableCommand(Stoppable, TyperCommand):
-    """A single command."""
+    """A single command, whose options count as often as they are given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option of which only the last value would count."""
+        given: list[Any] = self.make_parser(ctx).parse_args([*args])[2]
+        for each in given:
+            if given.count(each) > 1 and not (each.multiple or each.is_flag):
+                raise typer.BadParameter("may be given once", ctx, each)
+        return super().parse_args(ctx, args)
 
 
 def run(main: Callable[..., Any]) -> NoReturn:

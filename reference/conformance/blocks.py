@@ -10,7 +10,7 @@ from kvlab.reference.codes import Code
 from kvlab.reference.conformance.expecting import exact, keep, largest, logit_size, numbers
 from kvlab.reference.conformance.operation import answers
 from kvlab.reference.conformance.vectors import Expected
-from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
+from kvlab.reference.methods.caote import eviction_error, fast_eviction_error, remaining_mass
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import OnArrival, precisions, turboquant
@@ -21,13 +21,18 @@ from kvlab.reference.windows import max_pool, mean_pool
 SHARP = 2.0**-11
 """Largest relative error of a scale or zero point that is rounded to float16."""
 
+DISTANCE = 2.0**-20
+"""Error of a value's difference to a sum of values, relative to the largest value: 16 roundings of
+float32."""
+
 # --- attention and selection ---------------------------------------------------------------------
 
 
 @answers("attend")
 def _attend(queries, keys, values, positions, query_positions, softcap):
     output, _ = attend(queries, keys, values, visible(query_positions, positions), softcap)
-    return {"output": numbers(output, logit_size(queries, keys), largest(values))}
+    size = logit_size(queries, keys)
+    return {"output": numbers(output, size, largest(values), terms=keys.shape[1])}
 
 
 @answers("attention")
@@ -225,8 +230,13 @@ def _encode(precision, x, first, **matrices):
 
 @answers("eviction_error")
 def _eviction_error(h, values, fast, norm):
+    """Expect distances; where values have much in common, that is lost in float32."""
     measure = fast_eviction_error if fast else eviction_error
-    return {"error": numbers(measure(h, values[:, None], norm))}
+    rest = remaining_mass(h)
+    channels = values.shape[-1]
+    lost = DISTANCE * largest(values) * channels ** (1 / norm)
+    slack = lost * (h / np.where(rest > 0, rest, np.inf))
+    return {"error": numbers(measure(h, values[:, None], norm), slack=slack)}
 
 
 @answers("pool")

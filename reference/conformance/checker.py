@@ -1,12 +1,14 @@
 """Runs an implementation on test vectors and drawn cases; looks for small cases that fail."""
 
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from itertools import count
+from itertools import count, cycle
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -44,6 +46,9 @@ MOST = 64
 REDRAWN = 5
 """How often other numbers are drawn for a lowered size: those are chosen last."""
 
+LATE = "the time was up"
+"""Why a case was not tested for which there was none left."""
+
 CALLS = 11
 """Calls after which an error counts as permanent if all of them were wrong."""
 
@@ -66,84 +71,103 @@ def made_on_the_spot(name: str) -> tuple[Case, ...]:
     return tuple(case for example in examples for case in method_cases(example, "small"))
 
 
-def cases(method: str | None = None) -> tuple[Case, ...]:
+def cases(method: "Asked" = None) -> tuple[Case, ...]:
     """Return the published cases, and cases made on the spot for methods that have none.
 
     If a target or method is given, nothing is made of other methods.
     """
-    unpublished = (
-        name
-        for name in methods.names()
-        if name not in PUBLISHED and (method is None or name == re.split("[.:]", method)[0])
-    )
+    asked = (method,) if isinstance(method, str) else method or methods.names()
+    names = {re.split("[.:]", each)[0] for each in asked}.difference(PUBLISHED)
+    unpublished = [name for name in methods.names() if name in names]
     return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
 
 
-def belongs(target: str, method: str | None) -> bool:
-    """Whether a target is asked for, or is a step of the method that is; None asks for all."""
-    return method in (None, target, target.rpartition(".")[0])
+Names = Sequence[str]
+
+Asked = str | Names | None
+"""Targets, or methods whose steps are asked for; None: all."""
+
+
+def belongs(target: str, method: Asked) -> bool:
+    """Whether a target is asked for, or is a step of a method that is."""
+    names = (method,) if isinstance(method, str) else method
+    return names is None or not {target, target.rpartition(".")[0]}.isdisjoint(names)
 
 
 # --- checking ------------------------------------------------------------------------------------
 
 
 def check(
-    method: str | None,
+    method: Asked,
     implementation: Any,
     *,
     arrays: str = "numpy",
     device: str | None = None,
     precision: str = "float32",
-    groups: Iterable[str] | None = None,
-    exclude: Iterable[str] = (),
+    groups: Names | None = None,
+    exclude: Names = (),
     minimise: bool = True,
     calls: int = 1,
     sizes: Iterable[str] = ("small",),
     seed: int = 0,
+    within: float = inf,
     progress: Progress = lambda done, everything, target: None,
     others: Iterable[Implementation] = (),
 ) -> Report:
     """Check an implementation against the test vectors.
 
     Args:
-        method: what is implemented: a building block (``"attend"``), a step of a method
-            (``"h2o.score"``), a method (``"h2o"``: all its steps), or None for everything.
-        implementation: a function for one target; functions by target; or for a method, functions
-            by step (``{"score": ..., "keep": ...}``). A function is given the inputs and
-            parameters that it names (``kvlab conformance show h2o.score`` lists them) and returns
-            an array, a tuple in the order of the outputs, or a dictionary. It raises
-            NotImplementedError for what it does not do. Or any object that has ``precision``,
-            ``offers`` and ``answer``: see `Implementation`.
+        method: ``"attend"``, ``"h2o.score"``, ``"h2o"`` (all steps), several, or None for all.
+        implementation: a function; functions by target or step (docs/conformance.md says what they
+            are given); or any `Implementation`.
         arrays: module whose arrays the functions take: numpy, torch, cupy or jax.numpy.
         device: where the arrays are, as that module names it.
         precision: number format of vectors and tolerance: float32, float16 or bfloat16.
-        groups: groups to run; None: all.
-        exclude: groups to leave out.
+        groups: groups, or names of cases with ``*`` and ``?``, to run; None: all.
+        exclude: groups, or names of cases, to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
         sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
         seed: seed of the numbers of drawn cases.
+        within: seconds after which no planned case begins; until then others are drawn, too.
         progress: is told the number of cases done, of all cases, and the current target.
         others: the same implementation in other processes, which answer other targets meanwhile.
 
     Raises:
-        ValueError: if a target, group or precision is unknown.
+        ValueError: if a target, group, case or precision is unknown.
         TypeError: if an implementation is no function, or asks for an input that does not exist.
     """
     under_test: Implementation = implementation
     if not (hasattr(implementation, "offers") and hasattr(implementation, "answer")):
-        under_test = Functions(_by_target(method, implementation), arrays, device, precision)
+        one = method if isinstance(method, str) else None
+        under_test = Functions(_by_target(one, implementation), arrays, device, precision)
 
     def wanted(target: str) -> bool:
-        return belongs(target, method) and under_test.offers(target)
+        named = any(fnmatchcase(target, x.split("/")[0]) or "/" not in x for x in groups or "*")
+        return named and belongs(target, method) and under_test.offers(target)
 
     everything: list[Case] = []
-    for size in sizes:
+    for size in dict.fromkeys(sizes):
         check_choice(("small", *SIZES), sizes=size)
         everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(everything, method, groups, exclude)
-    workers = (under_test, *others)
-    return _run_cases(workers, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
+    chosen = _selected(_asked(under_test, everything, method), groups or "*", exclude)
+    spend = ALL_SECONDS if minimise else 0.0
+    late = monotonic() + within
+    found = _run_cases((under_test, *others), chosen, spend, calls, progress, late)
+    if within == inf or groups:
+        return found
+    return replace(found, outcomes=(*found.outcomes, *_further(under_test, found, seed, late)))
+
+
+def _further(under_test: Implementation, report: Report, seed: int, late: float) -> list[Outcome]:
+    """Ask for drawn cases of the targets that are tested, in turns, until it is late."""
+    tried = {x.case.target for x in report.outcomes if x.status == Status.PASSED}
+    targets = sorted(each for each in tried if "whole_cache" not in each)
+    turns = cycle(targets)
+    outcomes = list[Outcome]()
+    while targets and monotonic() < late:
+        outcomes += fuzz(next(turns), under_test, seed + len(outcomes), 1).outcomes
+    return outcomes
 
 
 def _run_cases(
@@ -152,21 +176,31 @@ def _run_cases(
     seconds: float,
     calls: int,
     progress: Progress,
+    late: float,
 ) -> Report:
     targets = dict.fromkeys(case.target for case in chosen)
     offered = [target for target in targets if workers[0].offers(target)]
-    if not offered:
-        raise ValueError(f"the implementation offers none of {', '.join(targets)}")
     asked = [case for case in chosen if case.target in offered]
     found, failed = dict[str, Outcome](), set[tuple[str, str]]()
-    total, number, waiting = len(asked), count(), iter(offered)
+    batches = defaultdict[Any, list[Case]](list)
+    met = Counter[tuple[str, str]]()
+    for case in asked:  # where time may end, the first cases of all groups come first
+        group = case.target, case.group
+        batches[case.target if late == inf else met[group]].append(case)
+        met[group] += 1
+    total = len(asked)
+    number = count()
+    waiting = iter([*batches.values()])
 
     def work(under_test: Implementation) -> None:
         nonlocal seconds, failed
-        for target in waiting:
-            for case in (case for case in asked if case.target == target):
-                progress(next(number), total, target)
-                group, began = (target, case.group), monotonic()
+        for batch in waiting:
+            for case in batch:
+                progress(next(number), total, case.target)
+                group, began = (case.target, case.group), monotonic()
+                if began > late:
+                    found[case.name] = Outcome(case, Status.NOT_TESTED, LATE)
+                    continue
                 allowed = 0.0 if group in failed else seconds
                 found[case.name] = outcome = run_case(under_test, case, allowed, calls)
                 failed |= {group} if outcome.status == Status.FAILED else set()
@@ -225,21 +259,33 @@ def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
     return {method: implementation}
 
 
-def _selected(
-    everything: Sequence[Case],
-    method: str | None,
-    groups: Iterable[str] | None,
-    exclude: Iterable[str],
-) -> list[Case]:
-    chosen = [case for case in everything if belongs(case.target, method)]
-    if not chosen:
-        operation_of(method or "")
-        raise ValueError(f"there are no vectors for {method!r}")
-    known = sorted({case.group for case in everything})
-    wanted, unwanted = set(known if groups is None else groups), set(exclude)
-    for each in (*wanted, *unwanted):
-        check_choice(known, group=each)
-    return [case for case in chosen if case.group in wanted - unwanted]
+def _asked(under_test: Implementation, everything: Sequence[Case], method: Asked) -> list[Case]:
+    """Return the cases of what is asked for, each of which has some that are offered."""
+    for each in (method,) if method is None or isinstance(method, str) else method:
+        own = dict.fromkeys(case.target for case in everything if belongs(case.target, each))
+        if not own:
+            operation_of(each or "")
+            raise ValueError(f"there are no vectors for {each!r}")
+        if not any(map(under_test.offers, own)):
+            raise ValueError(f"the implementation offers none of {', '.join(own)}")
+    return [case for case in everything if belongs(case.target, method)]
+
+
+def _selected(chosen: Sequence[Case], groups: Names, exclude: Names) -> list[Case]:
+    """Return the cases of some groups, or those that fit a name, without those to exclude."""
+    known = sorted({case.group for case in chosen})
+
+    def fitting(told: Names) -> set[str]:
+        found = set[str]()
+        for each in told:
+            own = {x.name for x in chosen if x.group == each or fnmatchcase(x.name, each)}
+            if not own:
+                check_choice(known, group=each)
+            found |= own
+        return found
+
+    wanted = fitting(groups) - fitting(exclude)
+    return [case for case in chosen if case.name in wanted]
 
 
 # --- one case ------------------------------------------------------------------------------------

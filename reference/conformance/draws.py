@@ -48,6 +48,8 @@ def drawn(operation: str, source: Source, row: Mapping[str, Any]) -> Drawn | Non
     inputs = BLOCKS[operation](source, sizes)
     if inputs is None:
         return None
+    if sizes.below:
+        serving.move_up(inputs, sizes.below)
     names = DESCRIBED["operations"][operation].get("parameters", ())
     told = {name: getattr(sizes, name) for name in names}
     return inputs, {name: None if name in OPTIONAL and not x else x for name, x in told.items()}
@@ -95,15 +97,6 @@ def _beyond_the_softcap(x: Arrays) -> None:
     x["keys"][..., 0] = 22.0 * (-1.0) ** np.arange(x["keys"].shape[1])
 
 
-def below_the_mask(x: Arrays, keys: str = "keys") -> None:
-    """Logits at and below −2^16, of few whole numbers: of more, float32 loses the differences."""
-    for name in ("queries", keys):
-        np.rint(x[name], out=x[name])
-    x["queries"][..., 4:] = 0
-    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
-    x[keys][..., 0] = -256.0
-
-
 def _rows_apart(x: Arrays) -> None:
     """Each row has to subtract its own largest logit, and that of a visible entry."""
     rho, m = x["queries"].shape[1:3]
@@ -116,6 +109,14 @@ def _far_positions(x: Arrays) -> None:
     m = len(x["query_positions"])
     x["positions"] += 2**15 - 40
     x["positions"][:, -m:] = x["query_positions"] = 70001 + np.arange(m)
+
+
+def _few_heavy(x: Arrays) -> None:
+    """Eight entries share the attention; of each the next one gets nine tenths, in turns."""
+    x["queries"] /= 16
+    _logits(4.0, 0.0)(x)
+    order = 5 * np.arange(8) % 8
+    x["keys"][:, :8, 0] = np.sqrt(x["keys"].shape[-1]) / 4 * (16 - order / 8)
 
 
 def _one_heavy(x: Arrays) -> None:
@@ -152,13 +153,14 @@ def _returning(x: Arrays) -> None:
 
 
 ATTENTION: Mapping[str, Callable[[Arrays], None]] = {
+    **serving.MASKS,
     "plain": lambda x: None,
     "beyond_the_softcap": _beyond_the_softcap,
     "float32_inputs": lambda x: None,
     "ties": lambda x: x["keys"].fill(0),
     "extreme_logits": _logits(64.0, 32.0),
     "low_logits": _logits(64.0, -64.0),
-    "below_the_mask": below_the_mask,
+    "few_heavy": _few_heavy,
     "rows_apart": _rows_apart,
     "far_positions": _far_positions,
     "alpha_near_one": _one_heavy,
@@ -189,6 +191,7 @@ SCORES: Mapping[str, Callable[[Source, int, int], Array]] = {
         2.0 ** s.integers(-120, 120, G, n) * (1 + _distinct(s, G, n) / 64)
     ),
     "close_scores": lambda s, G, n: 1 + _distinct(s, G, n) * 2.0**-18,
+    "crowded_scores": lambda s, G, n: 2.0**14 + (_distinct(s, G, n) - 1 / 32) * 2.0**-4,
     "tiny_scores": lambda s, G, n: _distinct(s, G, n) * 2.0**-40,
     "subnormal_scores": lambda s, G, n: _distinct(s, G, n) * 2.0**-140,
     "infinite_scores": lambda s, G, n: np.where(s.marks(n // 2, G, n), np.inf, _distinct(s, G, n)),
@@ -356,13 +359,9 @@ SPARE = 3
 """Pages of the memory that do not belong to the sequence."""
 
 
-LEFT: Mapping[str, Callable[[int], int]] = {
-    "none": lambda page: 0,
-    "one": lambda page: min(1, page - 1),
-    "two": lambda page: 2,
-    "most": lambda page: page - 1,
-}
-"""Places of the last page that were never written."""
+def _left(x: Any) -> int:
+    """Return how many places of the last page were never written."""
+    return {"none": 0, "one": min(1, x.page - 1), "two": 2, "most": x.page - 1}[x.left]
 
 
 def _memory(source: Source, places: int, left: int, x: Any) -> Arrays:
@@ -384,7 +383,7 @@ def _paged(source: Source, x: Any) -> Arrays:
     ``full`` pages lie before those that the queries' own entries need. A ``hole`` is a freed page
     between live ones, and ``behind`` are numbers of others' pages after the end of the table.
     """
-    free = LEFT[x.left](x.page)
+    free = _left(x)
     places = x.places or x.freed + 2 * x.hole + x.full - (-(x.m + free) // x.page)
     last = places * x.page - free
     inputs = _memory(source, places, free, x)
@@ -396,14 +395,14 @@ def _paged(source: Source, x: Any) -> Arrays:
     table[dead], others = -1, np.flatnonzero(~there)[: x.behind]
     inputs["table"] = np.concatenate([np.full(x.gone, -1), table, others])
     inputs["queries"] = (64 if x.loud else 2) * source.normal(x.G, x.rho, x.m, x.d)
-    if x.variant == "below_the_mask":
-        below_the_mask(inputs, "key_pages")
+    if x.variant in serving.MASKS:
+        serving.MASKS[x.variant](inputs, "key_pages", (table[-1], x.page - free - 1))
     inputs["query_positions"] = np.arange(last - x.m, last) + x.gone * x.page
     return inputs
 
 
 def _moves(source: Source, x: Any) -> Arrays:
-    free = LEFT[x.left](x.page)
+    free = _left(x)
     memory = _memory(source, x.places, free, x)
     return {**memory, "keep": survivors(source, x.G, x.places * x.page - free, x.kept)}
 
@@ -430,14 +429,21 @@ RETENTION: Mapping[str, Change] = {
     "half_mass": _half_mass,
     "alpha_near_one": lambda h: _one_of_two(h, 1 - 2.0**-23),
     "all_mass": lambda h: _one_of_two(h, 1.0),
+    "common_offset": lambda h: h,
+    "faint": lambda h: np.zeros_like(h) + 0.5 ** np.minimum(1 + np.arange(n := h.shape[-1]), n - 1),
 }
 """What is changed about attention, by variant."""
+
+
+OFFSET = 4096.0
+"""What all values have in common: whoever expands the square of a distance loses all digits."""
 
 
 def _retention(source: Source, x: Any) -> Arrays:
     queries, keys = 2 * source.normal(x.G, x.k, 1, 8), source.normal(x.G, x.n, 8)
     h = RETENTION[x.variant](attend(queries, keys, keys, None)[1][:, :, 0])
-    return {"h": h, "values": source.normal(x.G, x.n, x.d)}
+    values = source.normal(x.G, x.n, x.d)
+    return {"h": h, "values": values + OFFSET * (x.variant == "common_offset")}
 
 
 BLOCKS: Mapping[str, Callable[[Source, Any], Arrays | None]] = {

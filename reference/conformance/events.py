@@ -220,14 +220,17 @@ def script_of(text: str) -> Array:
     """Return the rows of a script such as ``arrive 0; read 0 5; arrive 1 0 1; land 0``.
 
     What an event does not need is left out: ``arrive REQUEST [OTHER PAGES]``, ``fork REQUEST
-    OTHER``, ``read REQUEST TOKENS``, ``evict REQUEST PAGE``, ``reject REQUEST TOKENS``.
+    OTHER``, ``read REQUEST TOKENS``, ``evict REQUEST PAGE``, ``reject REQUEST TOKENS``. Of ``1-3``
+    it happens to each.
     """
     rows = []
     for line in text.split(";"):
-        kind, number, *rest = line.split()
+        kind, numbers, *rest = line.split()
         told = [int(x) for x in rest]
         other = told.pop(0) if told and kind in ("arrive", "fork") else NOBODY
-        rows.append([Kind[kind.upper()], int(number), other, *told, *[0][len(told) :]])
+        first, _, last = numbers.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            rows.append([Kind[kind.upper()], number, other, *told, *[0][len(told) :]])
     return np.array(rows)
 
 

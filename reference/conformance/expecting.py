@@ -50,15 +50,18 @@ def numbers(
     scale: float | None = None,
     where: Array | None = None,
     slack: Array | None = None,
+    terms: int = 0,
 ) -> Expected:
     """Expect computed numbers.
 
     `logit_size` is that of the logits behind them, 0 where there are none. ``scale`` is the size of
     the terms, where they cancel (outputs: the largest value); None where all terms are positive.
-    ``where`` and ``slack`` are those of `Expected`.
+    ``terms`` are added up, or as many as the last axis has. ``where`` and ``slack`` are those of
+    `Expected`.
     """
     counted = np.isfinite(value) if where is None else where & np.isfinite(value)
-    tolerance, roundings = {}, max(SUMS, np.sqrt(value.shape[-1])) + PRODUCTS * logit_size
+    roundings = max(SUMS, np.sqrt(max(terms, value.shape[-1]))) + PRODUCTS * logit_size
+    tolerance = {}
     for precision in PRECISIONS:
         relative = roundings * ROUNDING["float32"]
         if precision != "float32":

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from zlib import crc32
@@ -26,6 +27,15 @@ MOST_ARRAYS = 200
 
 ALIGNED = 16
 """Elements between the rows of a slice."""
+
+WIDE = "wide_memory"
+"""Group in which the pages of a small memory lie far apart."""
+
+MOST_PAGES = 64
+"""Pages of such a memory."""
+
+FAR = 2**31
+"""Elements after which its last page begins."""
 
 OUTSIDE: Mapping[Kind, Any] = {"float": np.nan, "int": -(2**20), "bool": True, "code": 255}
 """What lies around a slice."""
@@ -102,7 +112,8 @@ class Functions:
         if pattern is None:
             raise NotTestedError("no function")
         function, operation = self.functions[pattern], operation_of(case.target)
-        inputs = {name: self.given(name, x, operation) for name, x in case.inputs.items()}
+        wide = case.group == WIDE
+        inputs = {name: self.given(name, x, operation, wide) for name, x in case.inputs.items()}
         available = {
             **dict.fromkeys((*operation.inputs, *operation.parameters)),
             **case.parameters,
@@ -122,10 +133,15 @@ class Functions:
                 raise FailedError(f"the input {name} was changed by the call")
         return found
 
-    def given(self, name: str, x: Array, operation: Operation) -> Any:
-        """Return an input in the array that earlier calls were given, if it has their shape."""
+    def given(self, name: str, x: Array, operation: Operation, wide: bool = False) -> Any:
+        """Return an input in the array that earlier calls were given, if it has their shape.
+
+        The pages of a ``wide`` memory lie far apart.
+        """
         described = operation.input(name, x)
         made = self._converted(x, described)
+        if wide and described.axes[:1] == ("pages",) and len(x) <= MOST_PAGES:
+            return self._far_apart(name, made)
         if len(self._memory) > MOST_ARRAYS:
             self._memory.clear()
         sliced = self.slices and is_slice(x)
@@ -138,6 +154,22 @@ class Functions:
         except TypeError:  # arrays that cannot be changed, as those of JAX
             return made
         return place
+
+    def _far_apart(self, name: str, made: Any) -> Any:
+        """Return pages in an array so large that the last begins after `FAR` elements.
+
+        Nothing else of it is touched, so that main memory holds little more than the pages.
+        """
+        empty = importlib.import_module(self.arrays).empty
+        where = {"device": self.device} if self.device else {}
+        shape = len(made), -(-FAR // (len(made) - 1))
+        try:
+            whole = empty(shape, dtype=made.dtype, **where)
+        except (MemoryError, RuntimeError):
+            raise NotTestedError(f"{name} beyond 2³¹ elements does not fit into memory") from None
+        pages = whole[:, : prod(made.shape[1:])].reshape(made.shape)
+        pages[...] = made
+        return pages
 
     def _sliced(self, shape: tuple[int, ...], described: Field) -> Any:
         """Return a slice of a larger array, with the first two axes the other way round in memory.

@@ -150,7 +150,7 @@ def cases_of_stream(
     policy = methods.get(spec, example.budget)
     policy.check(stream.prompt)
     cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
-    events = [*recording(policy, stream.pieces(), cache)]
+    events = recording(policy, stream.pieces(), cache)
     due = [event for event in events if event.looked.decision is not None]
     deciding = [event for event in due if event.evicts or event.stores] or due[-1:]
     if entries is not None:
@@ -178,7 +178,7 @@ def cases_of_stream(
         here["budget"] = budget
         for step, inputs, more in _event_inputs(shown, group):
             add(step, number, inputs, {**here, **more})
-    if entries is None and stream.first == 0 and all(event.is_clear for event in events):
+    if entries is None and stream.first == 0 and all(event.is_clear for event in due):
         names = ("queries", "keys", "values", "confidence")
         inputs = {name: getattr(stream, name) for name in names}
         inputs["blocks"] = np.array(stream.blocks)

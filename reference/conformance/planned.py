@@ -44,7 +44,7 @@ OPTION_STEPS = ("observe", "score", "select", "run")
 DECISIONS = 3
 """Decisions that are shown of a row of options at sizes of kernels."""
 
-NO_SIZES = ("budget", "entries", "most", "only", "without")
+NO_SIZES = ("spec", "budget", "entries", "most", "only", "without")
 """What `STREAMS` tells besides the sizes of a stream."""
 
 NUDGE, NUDGES = 5e-6, 4
@@ -175,7 +175,8 @@ def method_cases(
         sizes = {key: x for key, x in told.items() if key not in NO_SIZES}
         shown = {key: told.get(key) for key in ("most", "entries")}
         budget = None if example.budget is None else told.get("budget", example.budget)
-        asked, source = replace(example, budget=budget), f"{size} {group}"
+        asked = replace(example, spec=told.get("spec", example.spec), budget=budget)
+        source = f"{size} {group}"
         title, label = (OPTIONS, f"{group}-") if option else (group, "")
         given = asked, title, sizes, source, steps, seed, attempts
         try:

@@ -1,5 +1,6 @@
-"""The result of a check: as objects, in words and as plain data; known failures."""
+"""The result of a check: as objects, in words, as plain data and as files; known failures."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +10,14 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from platform import platform, python_version
+from string import Template
 from typing import Any
 
 import numpy as np
 
 from kvlab.reference.conformance.events import text_of
-from kvlab.reference.conformance.vectors import Case
+from kvlab.reference.conformance.program import request
+from kvlab.reference.conformance.vectors import SPECIFICATION, Case
 from kvlab.reference.files import read_data
 
 IN_FULL = 3
@@ -29,6 +32,9 @@ XFAILS = "kvlab-xfails.txt"
 ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = read_data("conformance/groups.toml")
 """By group: what it ``stresses``, ``what`` went wrong in somebody's code, and the public ``thread``
 about it. Without a thread, the bug was planted, and the group finds it."""
+
+SCRIPTS: Mapping[str, str] = read_data("conformance/harnesses.toml")["failures"]
+"""Scripts that ask for one case, of a Python file and of a program."""
 
 FLAGS: Mapping[str, Any] = read_data("conformance/flags.toml")
 """By flag: ``why`` a right implementation may differ, and in which ``cases``."""
@@ -209,6 +215,30 @@ def describe(outcome: Outcome, groups: int = 1) -> str:
         told = ", ".join(f"{name} = {x}" for name, x in given.items() if x is not None)
         lines.append(f"  {told or 'no parameters'}")
     return "\n".join(lines)
+
+
+def badge(report: Report) -> dict[str, Any]:
+    """Return the data of which shields.io makes a badge, as its endpoint expects them."""
+    return {
+        "schemaVersion": 1,
+        "label": f"kvlab conformance {SPECIFICATION}",
+        "message": ", ".join(f"{report.count(x)} {x}" for x in (Status.PASSED, Status.FAILED)),
+        "color": "brightgreen" if report.passed else "red",
+    }
+
+
+def failing_files(report: Report, of: Path | None, command: str) -> dict[str, str | bytes]:
+    """Return the smallest case of each failure as a safetensors file, and a script that asks it."""
+    files: dict[str, str | bytes] = {}
+    for failure in report.failures():
+        case = replace((failure.smallest or failure).case, name=failure.case.name)
+        told = {**vars(case), "file": str(of and of.resolve()), "command": command}
+        texts = {name: repr(x) for name, x in told.items()}
+        script = SCRIPTS["file" if of else "program"]
+        file = re.sub(r"[^\w.-]+", "_", case.name)
+        files[f"{file}.safetensors"] = request(case)
+        files[f"{file}.py"] = Template(script.lstrip()).substitute(texts)
+    return files
 
 
 # --- as data -------------------------------------------------------------------------------------

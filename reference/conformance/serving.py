@@ -11,7 +11,6 @@ Equations (numbered here):
 6. a pair of channels at position p turns by the angle p·base^(−2i/rotated)
 """
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +20,7 @@ from kvlab.reference.attention import visible
 from kvlab.reference.codes import E4M3
 from kvlab.reference.conformance.expecting import exact, largest, logit_size, numbers
 from kvlab.reference.conformance.operation import answers
+from kvlab.reference.files import read_data
 from kvlab.reference.notation import Array
 from kvlab.reference.streams import Source
 
@@ -62,7 +62,8 @@ def _attend_requests(queries, query_starts, lengths, key_pages, value_pages, tab
         lse[:, :, first:last] = total[..., 0]  # 2
         size = max(size, logit_size(q, keys) * np.sqrt(q.shape[-1]))
         furthest = max(furthest, largest(values))
-    return {"output": numbers(output, size, furthest), "lse": numbers(lse, size, 1.0)}
+    expected = numbers(output, size, furthest, terms=max(lengths))
+    return {"output": expected, "lse": numbers(lse, size, 1.0, terms=max(lengths))}
 
 
 @answers("merge_states")
@@ -109,10 +110,9 @@ def _rotate(x, positions, base, rotated, neighbours):
 SPARE = 3
 """Pages that belong to no request."""
 
-ROWS = {"one": (1,), "chunks": (2, 7, 3), "mixed": (1, 0, 7, 1, 2)}
-"""Queries of each request, one after the other: none, where a batch is padded."""
-
-SINKS = {"none": None, "plain": 0.0, "large": 8.0}
+TABLES = read_data("conformance/drawn.toml")["requests"]
+"""Queries of each request, one after the other: none, where a batch is padded; and what sinks are
+about."""
 
 
 def _rounded(x: Array) -> Array:
@@ -127,6 +127,33 @@ def _scales(x: Any) -> dict[str, Array]:
     return {"key_scales": 2.0 ** (-4 - steps), "value_scales": 2.0 ** (steps - 1)}
 
 
+NEWEST = slice(None), -1
+"""Place of the newest entry."""
+
+
+def below_the_mask(x: dict[str, Array], keys: str = "keys", newest: Any = None) -> None:
+    """Logits at and below −2^16, of few whole numbers: of more, float32 loses the differences."""
+    for name in ("queries", keys):
+        np.rint(x[name], out=x[name])
+    x["queries"][..., 4:] = 0
+    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
+    x[keys][..., 0] = -256.0
+
+
+def above_the_mask(x: dict[str, Array], keys: str = "keys", newest: Any = NEWEST) -> None:
+    """A logit of 2^17 or more, of the newest entry: whoever adds −10,000 does not hide it."""
+    x["queries"][..., 0] = 256 * np.ceil(np.sqrt(x["queries"].shape[-1]))
+    x[keys][..., 0] = 0.0
+    x[keys][(*newest, ..., 0)] = 512.0
+
+
+MASKS = {
+    "below_the_mask": below_the_mask,
+    "above_the_mask": above_the_mask,
+}
+"""What is changed where a mask hides entries, by variant."""
+
+
 def requests_drawn(source: Source, x: Any) -> dict[str, Array]:
     """Draw requests over one memory: ``border`` places beyond the end of a page, or before it.
 
@@ -134,7 +161,7 @@ def requests_drawn(source: Source, x: Any) -> dict[str, Array]:
     before those, ``shared`` a first page that all requests have, and the ``tail`` what stands in a
     table behind its end. Poisoned memory holds NaN where no request may read.
     """
-    counts = np.resize(ROWS[x.rows], x.requests)
+    counts = np.resize(TABLES[x.rows], x.requests)
     whole = -(-(counts + 1) // x.page) + x.full + source.integers(0, 3, x.requests)
     lengths = (whole + 2 * x.hole + x.shared) * x.page + x.border
     tables, written = _tables(source, lengths, counts, x)
@@ -151,8 +178,12 @@ def requests_drawn(source: Source, x: Any) -> dict[str, Array]:
             inputs[name] = _rounded(16 * inputs[name])
         if x.poisoned:
             inputs[name][~written] = np.nan
-    if SINKS[x.sinks] is not None:
-        inputs["sinks"] = SINKS[x.sinks] + source.normal(x.G, x.rho)
+    if x.variant in MASKS:
+        places, rows = np.divmod(lengths - 1, x.page)
+        newest = tables[np.arange(len(tables)), places], rows
+        MASKS[x.variant](inputs, "key_pages", newest)
+    if x.sinks != "none":
+        inputs["sinks"] = TABLES[x.sinks] + source.normal(x.G, x.rho)
     return inputs | _scales(x)
 
 
@@ -179,7 +210,17 @@ def _tables(source: Source, lengths: Array, counts: Array, x: Any) -> tuple[Arra
     return tables, written
 
 
-STATES: Mapping[str, Any] = {
+def move_up(inputs: dict[str, Array], below: int) -> None:
+    """Put so many pages that nobody reads before the others, so that these have large numbers."""
+    each = {"table": 1, "tables": 1, "slots": inputs["key_pages"].shape[1]}
+    for name, x in inputs.items():
+        if name in ("key_pages", "value_pages"):
+            inputs[name] = np.concatenate([np.zeros((below, *x.shape[1:])), x])
+        elif name in each:
+            inputs[name] = np.where(x >= 0, x + below * each[name], x)
+
+
+STATES = {
     "plain": lambda source, x: x,
     "equal": lambda source, x: np.zeros_like(x),
     "far_apart": lambda source, x: 64 * x,
@@ -199,8 +240,11 @@ def states_drawn(source: Source, x: Any) -> dict[str, Array]:
 
 
 SKIPPED = {
-    **{"none": slice(0), "first": slice(1), "last": slice(-1, None)},
-    **{"some": slice(None, None, 2), "all": slice(None)},
+    "none": slice(0),
+    "first": slice(1),
+    "last": slice(-1, None),
+    "some": slice(None, None, 2),
+    "all": slice(None),
 }
 """Tokens that are written nowhere."""
 

@@ -49,8 +49,13 @@ HUGE = 1e30
 """Numbers from here on count as infinite: kernels may return the largest number instead."""
 
 ONE_OF = {
-    **{"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"},
-    **{"events": "event", "R": "request"},
+    "calls": "call",
+    "N": "row",
+    "layers": "layer",
+    "G": "KV head",
+    "blocks": "block",
+    "events": "event",
+    "R": "request",
 }
 """What one place along an axis is called."""
 

@@ -40,7 +40,7 @@ def test_every_building_block_is_drawn_and_every_variant_is_chosen():
     assert chosen == {name for table in TABLES for name in table}
 
 
-ENTRIES = [(size, entry) for size in plan.GROUPS for entry in plan.TABLES[size]]
+ENTRIES = [(size, x) for size in plan.GROUPS for x in plan.TABLES[size] if "axes" not in x]
 
 
 @pytest.mark.parametrize(("size", "entry"), ENTRIES, ids=lambda x: str(x)[:60])
@@ -176,20 +176,6 @@ def test_a_seed_draws_the_same_numbers_again():
         assert not np.array_equal(one.inputs["keys"], three.inputs["keys"])
     blocks = {case.parameters["block"] for case in first if case.parameters["generated"]}
     assert {1} < blocks, "a second turn of several tokens"
-
-
-def test_what_is_evicted_together_is_kept_together():
-    """Whoever joins the scores of a page, or of such heads, once more keeps the same."""
-    paged = 0
-    for case in sized_cases("kernel", 0, lambda target: target == "tova.keep"):
-        policy = methods.get(case.method, case.parameters["budget"])
-        keep, page = case.expected["keep"].value, getattr(policy.protect, "page", 1)
-        paged += page > 1
-        for pages, kept in zip(case.inputs["positions"] // page, keep, strict=True):
-            assert np.isin(pages, pages[kept]).sum() == len(kept), case.name
-        if policy.score.joins_kv_heads:
-            assert (keep == keep[0]).all(), case.name
-    assert paged > 10
 
 
 # --- fuzzing -------------------------------------------------------------------------------------

@@ -1,7 +1,12 @@
 """What other projects use: the package of vectors, the example project, adapters, files for CI."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -50,12 +55,51 @@ def test_adapters_name_targets_that_exist():
         operation_of(target)
 
 
-def test_the_files_for_ci_are_valid():
+KERNEL = """
+from kvlab.reference.selection import keep_set
+def kept(scores, safe, room):
+    return keep_set(scores.astype(float), safe, room + MORE)
+IMPLEMENTATIONS = {"keep_set": kept}"""
+
+
+@pytest.mark.slow
+def test_the_action_does_what_its_steps_say(tmp_path):
+    """Installed from a folder, as a CI would; pip takes nothing from an index here."""
     yaml = pytest.importorskip("yaml")
-    action = yaml.safe_load((PROJECT / "ci" / "action.yml").read_text())
-    assert action["runs"]["using"] == "composite"
     assert yaml.safe_load((PROJECT / "ci" / "workflow.yml").read_text())["jobs"]
     assert len(read_xfails(PROJECT / "ci" / "kvlab-xfails.txt")) == 2
+    action = yaml.safe_load((PROJECT / "ci" / "action.yml").read_text())
+    assert action["runs"]["using"] == "composite"
+    clone, kernel = tmp_path / "clone", tmp_path / "my_kernel.py"
+    for each in ("reference", "fast", "package"):
+        shutil.copytree(each, clone / each, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(file, clone)
+    told = {name: each.get("default", "") for name, each in action["inputs"].items()}
+    told |= {"kvlab": clone, "file": kernel, "target": "keep_set", "within": "8"}
+    site = tmp_path / "site"
+    pip = {"TARGET": site, "NO_DEPS": 1, "NO_INDEX": 1, "NO_BUILD_ISOLATION": 0}
+    here = os.environ | {f"PIP_{name}": str(x) for name, x in pip.items()}
+    here["PATH"] = f"{site / 'bin'}:{Path(sys.executable).parent}:{here['PATH']}"
+    here["PYTHONPATH"] = str(site)
+
+    def run(step, code):
+        asked = {name: str(told[text.split()[1][7:]]) for name, text in step["env"].items()}
+        command = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"])
+        done = subprocess.run(command, cwd=tmp_path, env=here | asked, capture_output=True)
+        assert done.returncode == code, done.stderr
+
+    install, check = action["runs"]["steps"]
+    run(install, 0)
+    for more, color in enumerate(("brightgreen", "red")):
+        kernel.write_text(KERNEL.replace("MORE", str(more)))
+        run(check, more)
+        badge = json.loads((tmp_path / "kvlab-conformance.json").read_text())
+        suites = ElementTree.parse(tmp_path / "kvlab-conformance.xml").getroot()
+        drawn = suites.findall(".//testcase[@name='keep_set/drawn']")
+        assert drawn and badge["color"] == color and more == bool(suites.findall(".//failure"))
+    (script, *_) = (tmp_path / "kvlab-failures").glob("*.py")
+    assert "expected:" in python(script, env=here).stdout
 
 
 # --- adapters that compute nothing ---------------------------------------------------------------

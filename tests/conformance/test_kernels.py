@@ -17,7 +17,7 @@ from support.sampling import sampled
 
 CPLUSPLUS = Path("docs/examples/conformance/keep_set.cpp")
 WRONG = {f"{x['by']}, {x['said']}, {[*x['instead']]}": x for x in TABLE["wrong"]}
-MEMORY = [name for name, row in WRONG.items() if row["by"] == "memory"]
+MEMORY = [x for x, row in WRONG.items() if row["by"] == "memory" and "sizes" not in row]
 FIRST_OF_EACH = {row["by"]: name for name, row in reversed(WRONG.items())}.values()
 QUICK = {*FIRST_OF_EACH, *(name for name in WRONG if name.startswith("function"))}
 """What starts no process, and one of each kind that does."""
@@ -27,7 +27,7 @@ QUICK = {*FIRST_OF_EACH, *(name for name in WRONG if name.startswith("function")
 def test_whatever_goes_wrong_is_reported(name, tmp_path):
     """A crash, an endless loop or a wrong answer costs one case, and is named."""
     row = WRONG[name]
-    options = {key: row[key] for key in ("groups", "calls") if key in row}
+    options = {key: row[key] for key in ("groups", "calls", "sizes") if key in row}
     file = write(tmp_path, row["by"], **row["instead"])
     with opened(file, row["by"], row.get("timeout", 300.0)) as under_test:
         report = check(row["target"], under_test, minimise=row.get("minimise", False), **options)

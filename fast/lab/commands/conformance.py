@@ -1,9 +1,12 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from json import dumps
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +75,10 @@ NOTHING = Tested()
 
 
 def run(
-    target: str | None = None,
+    target: list[str] | None = None,
     group: list[str] | None = None,
     exclude: list[str] | None = None,
+    case: list[str] | None = None,
     minimise: bool = True,
     calls: int = 1,
     sizes: list[str] | None = None,
@@ -83,9 +87,17 @@ def run(
     implementation: Tested = NOTHING,
     seed: int = 0,
     jobs: int = 1,
+    within: float | None = None,
+    write_failures: Path | None = None,
+    junit: Path | None = None,
+    badge: Path | None = None,
     json: bool = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
+    check_output("junit", junit)
+    check_output("badge", badge)
+    check_output("write_failures", write_failures and write_failures / "failure.py")
+    program = implementation.program or ""
     listed = xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
     known = {} if listed is None else report.read_xfails(listed)
     for flag in allow or ():
@@ -102,8 +114,9 @@ def run(
             target,
             tested,
             others=workers[1:],
-            groups=group or None,
+            groups=[*(group or ()), *(case or ())],
             exclude=exclude or (),
+            within=inf if within is None else within,
             minimise=minimise,
             calls=calls,
             sizes=sizes or ("small",),
@@ -111,6 +124,14 @@ def run(
             progress=opened.enter_context(reporting(transient=True)),
         )
     found = report.judged(found, known, allow or ())
+    if junit is not None:
+        from kvlab.fast.lab.reports import write_page
+
+        write_page(junit, "conformance.xml.jinja", report=found, describe=report.describe)
+    if badge is not None:
+        write_text(badge, dumps(report.badge(found)))
+    if write_failures is not None:
+        _write(report.failing_files(found, implementation.file, program), write_failures)
     _finish(found, json, of=implementation.name, specification=vectors.SPECIFICATION)
 
 
@@ -153,12 +174,12 @@ def _show(found: Report) -> None:
         )
         terminal.console.print()
     print_line(", ".join(f"{found.count(status)} {status}" for status in Status))
-    if found.untested:
-        names = ", ".join(found.untested[:MOST_NAMES])
-        more = len(found.untested) - MOST_NAMES
-        terminal.print_caption(
-            f"nothing tested of: {names}{f' and {more} more' if more > 0 else ''}"
-        )
+    late = [each.case.target for each in found.outcomes if each.reason == checker.LATE]
+    said = {f"{checker.LATE} before {len(late)} cases of": tuple(dict.fromkeys(late))}
+    for what, targets in (said | {"nothing tested of": found.untested}).items():
+        more = f" and {len(targets) - MOST_NAMES} more" if len(targets) > MOST_NAMES else ""
+        if targets:
+            terminal.print_caption(f"{what}: {', '.join(targets[:MOST_NAMES])}{more}")
 
 
 def list_targets(json: bool = False) -> None:
@@ -249,11 +270,7 @@ def export(out: Path, target: str | None = None, format: str = "gpu-mode") -> No
     if target is not None:
         files = files_of(target, format)
         check_output("out", out / next(iter(files)))
-        for name, content in files.items():
-            with named(out / name), folder_of(out / name):
-                (out / name).write_bytes(
-                    content if isinstance(content, bytes) else content.encode()
-                )
+        _write(files, out)
         print_line(f"{len(files)} files in {out}")
         return
     check_output("out", package / "__init__.py")
@@ -264,6 +281,12 @@ def export(out: Path, target: str | None = None, format: str = "gpu-mode") -> No
     shutil.copy(vectors.__file__, package / "__init__.py")
     write_text(out / "pyproject.toml", TEXTS["project"].replace("$spec", vectors.SPECIFICATION))
     print_line(f"{out}: python -m pip install {out}")
+
+
+def _write(files: Mapping[str, str | bytes], out: Path) -> None:
+    for name, content in files.items():
+        with named(out / name), folder_of(out / name):
+            (out / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def verify() -> None:

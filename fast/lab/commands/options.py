@@ -14,7 +14,7 @@ from kvlab.fast.lab.described import described
 from kvlab.fast.lab.engines import INSTALL
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.files import folder_of, read_data
-from kvlab.fast.lab.terminal import errors, working
+from kvlab.fast.lab.terminal import StoppableCommand, errors, working
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.conformance.exporting import FORMATS
@@ -52,7 +52,7 @@ def add_commands(app: Typer, group: str = "", **commands: Callable[..., None]) -
     for name, command in commands.items():
         whole = f"{group} {name}".strip()
         known = said["every"] | said.get(group, {}) | said.get(whole, {})
-        app.command(name)(described(command, known, LISTS))
+        app.command(name, cls=StoppableCommand)(described(command, known, LISTS))
 
 
 def words(text: str) -> tuple[str, ...]:
