@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
-from itertools import takewhile
+from itertools import chain, takewhile
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NoReturn, TextIO
 
@@ -13,8 +14,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from typer.core import TyperCommand
 
+from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.tables import MISSING, Cell, Layout, Table, counted, refusal, text_of, visible
 
 console = Console(width=None if sys.stdout.isatty() else 100)
@@ -34,9 +37,10 @@ def _lines() -> Iterator[Callable[[str], None]]:
     said, ended = ["starting"], Event()
 
     def print_said() -> None:
-        pause = SILENT
+        pause, last = SILENT, ""
         while not ended.wait(pause):
-            print_aside(said[-1])
+            if last != (last := said[-1]):
+                print_aside(last)
             pause = min(2 * pause, LONGEST)
 
     if not errors.is_terminal:
@@ -130,13 +134,41 @@ def print_table(table: Table) -> None:
     print_caption(*table.notes, *table.legend)
 
 
-class RowPrinter:
-    """Prints the rows of a table one by one, as they are made; Ctrl-C says how many there are."""
+def print_texts(lines: Iterable[Text]) -> None:
+    """Print lines that are styled already."""
+    for line in lines:
+        console.print(line, highlight=False)
 
-    def __init__(self, layout: Layout, title: str = "", wanted: bool = True) -> None:
+
+def print_first(lines: Callable[[int], Iterable[Text]], name: str, *tables: Table) -> None:
+    """Print what a person sees first, and keep all columns in a file, if one can be written.
+
+    ``lines`` are drawn for the columns of a terminal.
+    """
+    print_texts(lines(console.width))
+    below = (("", str(each), "", *each.notes, *each.legend, "") for each in tables)
+    path = Path("kvlab-report", f"{name}.txt")
+    where = f"--table, or {path}"
+    try:
+        write_text(path, "\n".join(chain.from_iterable(below)))
+    except OSError:
+        where = "--table"
+    print_caption(f"All columns, and what they mean: {where}")
+
+
+class RowPrinter:
+    """Prints the rows of a table one by one, as they are made; Ctrl-C says how many there are.
+
+    Rows that are ``held`` back are printed only then.
+    """
+
+    def __init__(
+        self, layout: Layout, title: str = "", wanted: bool = True, held: bool = False
+    ) -> None:
         """Print the title, unless nothing is wanted."""
-        self.layout, self.wanted = layout, wanted
+        self.layout, self.wanted, self.held = layout, wanted, held
         self.rows: list[Sequence[Cell]] = []
+        self.waiting: list[Any] = []
         if wanted and title:
             print_line(title)
 
@@ -145,6 +177,7 @@ class RowPrinter:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, KeyboardInterrupt):
+            self._print_held()
             seen = "" if self.wanted else "not "
             why = "" if self.wanted else ", because --json prints them at the end"
             error.add_note(f"{counted(len(self.rows), 'row')} {seen}printed{why}, no file written")
@@ -152,13 +185,20 @@ class RowPrinter:
     def __call__(self, row: Any) -> None:
         """Print a row; one without figures ends in the reason."""
         self.rows.append([column.cell(row) for column in self.layout.columns])
-        if self.wanted:
-            if len(self.rows) == 1:
-                self._print([column.heading for column in self.layout.columns])
-            cells, why = [text_of(cell) for cell in self.rows[-1]], refusal(row)
+        self.waiting.append(row)
+        if not self.held:
+            self._print_held()
+
+    def _print_held(self) -> None:
+        if self.wanted and self.waiting and len(self.waiting) == len(self.rows):
+            self._print([column.heading for column in self.layout.columns])
+        for row in self.waiting if self.wanted else ():
+            cells = [text_of(column.cell(row)) for column in self.layout.columns]
+            why = refusal(row)
             if why is not None:
                 cells = [*takewhile(lambda text: text != MISSING, cells)]
             self._print(cells, why or "")
+        self.waiting = []
 
     def _print(self, cells: Sequence[str], why: str = "") -> None:
         """Print a line; a name that is too wide for its column has a line of its own."""
@@ -171,7 +211,7 @@ class RowPrinter:
     @property
     def legend(self) -> Sequence[str]:
         """What the columns, and the marks that were printed, mean."""
-        return self.layout.legend(self.rows) if self.wanted else ()
+        return self.layout.legend(self.rows) if self.wanted and not self.held else ()
 
 
 STOPPED = 130

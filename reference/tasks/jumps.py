@@ -21,7 +21,6 @@ Registers come in groups of eight letters, and each group has ten labels of its 
 ``q`` to ``x`` to ``N0`` to ``N9``. Only ``L0`` halts; every other label has a line.
 """
 
-import math
 import string
 import zlib
 from collections.abc import Iterator, Sequence
@@ -211,9 +210,9 @@ def read_tokens(texts: Sequence[str]) -> list[str]:
     words = [text.strip(" ") for text in texts]
     if not _WORDS.issuperset(words):
         return [*texts]
-    found, place, label, register = [], math.nan, "", ""
+    found, place, label, register = [], -len(words) - 1, "", ""
     for at, word in enumerate(words):
-        place = math.nan if word == END else 0 if word in LABELS else place + 1
+        place = -len(words) if word == END else 0 if word in LABELS else place + 1
         label = word if place == 0 else label
         register = word if place == X else register
         text, between = "" if word == END else word, "\n" if place == 0 else " "
@@ -222,7 +221,7 @@ def read_tokens(texts: Sequence[str]) -> list[str]:
         elif word[0] in REGISTERS and len(word) > 1:
             given = {X_VALUE: f"({word[1]})", Y_VALUE: f"({word[1]})"}
             text = given.get(place, f"{'→ ' * (place == RESULT)}{word[0]}={word[1]}")
-        elif place >= X_VALUE and words[at - int(place) + X_VALUE :][:1] == [BLANK]:
+        elif place >= X_VALUE and words[at - place + X_VALUE :][:1] == [BLANK]:
             meant = {X_VALUE: f"= {register}", Y_VALUE: ", then", Y_VALUE + 1: "go", SUM: "to"}
             text = (meant | {RESULT: f"{label[0]}<{register}>"}).get(place, word)
         found.append(text if text[:1] in ("", ",") or not any(found) else between + text)
