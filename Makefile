@@ -33,7 +33,8 @@ real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB,
 	  --most-values 40000 --methods "full tova h2o streaming_llm"
 
 lab: .venv/fast .venv/lab  ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(BIN)/jupyter lab --notebook-dir=notebooks --ContentsManager.hide_globs='["*.py", "__pycache__"]' \
+	  notebooks/00_kv_cache.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: .venv/dev lint  ## what CI runs
 	@$(MAKE) notebooks

@@ -158,7 +158,7 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
     assert {each["first"] for each in found["gains"]} == {"h2o", "rkv@every=16"}
     held = {row.get("spec") or row["method"]: row["holds_budget"] for row in found["rows"]}
     assert (held["h2o"], held["rkv@every=16"]) == (True, False)
-    shown = printed(*arguments)
+    shown = printed(*arguments, "--table")
     assert "20 †" in shown and f"pairs by {measure}" in shown
 
 
