@@ -12,9 +12,10 @@ from typing import Any
 from rich.text import Text
 
 from kvlab.fast.lab.evaluate.controls import NO_GAIN, is_significant
-from kvlab.fast.lab.evaluate.pairs import Test
+from kvlab.fast.lab.evaluate.pairs import Test as Gain
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import EXCEEDED, NOTHING, MeasuredRow, budget_mark
+from kvlab.fast.lab.sweep.summary import FULL
 from kvlab.fast.lab.tables import visible
 
 FEWEST, MOST, NARROW = 10, 48, 60
@@ -39,47 +40,42 @@ class Bars:
     """Returns a row's figure."""
     says: str
     """What the length of a bar is."""
-    gains: Sequence[Test] = ()
+    gains: Sequence[Gain] = ()
     """Methods against their matched controls."""
     budgets: Mapping[str, int] = field(default_factory=dict)
     """What budgets in entries are called."""
     share: bool = True
     """Whether figures are shares, of which more is better; else of losses, less is."""
-    first: str = "full"
-    """The method that the others are held against."""
 
     def known(self, row: MeasuredRow) -> Interval | None:
         """Return a row's figure; one without an interval has equal ends."""
         found = self.figure(row) if row.refusal is None else None
         return Interval(found, found, found) if isinstance(found, float | int) else found
 
-    def gain(self, row: MeasuredRow) -> Test | None:
+    def gain(self, row: MeasuredRow) -> Gain | None:
         """Return a method's test against its control, if that ran at its budget."""
         at = row.method, row.budget
         return next((each for each in self.gains if (each.first, each.budget) == at), None)
 
     def lines(self, width: int) -> Iterator[Text]:
         """Draw the bars for a terminal of so many columns, and say what the signs mean."""
-        found = {id(row): self.known(row) for row in self.rows}
-        names = {id(row): self.name(row) for row in self.rows}
-        texts = {at: self.written(each, width >= NARROW) for at, each in found.items()}
-        label = min(max(map(len, names.values())), max(12, width // 3))
-        figures = max(map(len, texts.values()))
-        cells = max(FEWEST, min(MOST, width - label - figures - 4))
-        highs = [each.high for each in found.values() if each is not None]
-        longest = 1.0 if self.share else max(highs, default=0.0) or 1.0
-        budget, drawn = "", ""
-        for row in sorted(self.rows, key=lambda row: self.order(row, found[id(row)])):
-            at = id(row)
-            if row.method != self.first and budget != (budget := self.allowed(row)):
+        rows = sorted(self.rows, key=self.order)
+        names, found = [*map(self.name, rows)], [*map(self.known, rows)]
+        texts = [self.written(each, width >= NARROW) for each in found]
+        label = min(max(map(len, names)), max(12, width // 3))
+        cells = max(FEWEST, min(MOST, width - label - max(map(len, texts)) - 4))
+        highs = [each.high for each in found if each is not None]
+        scale = cells / (1.0 if self.share else max([*highs, 0.0]) or 1.0)
+        budget, drawn = "", "".join(names)
+        for row, name, text in zip(rows, names, texts, strict=True):
+            if row.method != FULL and budget != (budget := self.allowed(row)):
                 yield Text(budget, "dim")
-            if len(names[at]) > label:
-                yield Text(f" {names[at]}")
-            name = names[at] if len(names[at]) <= label else ""
-            line = Text(f" {name:<{label}} {texts[at]:>{figures}} ")
-            line.append_text(self.bar(row, found[at], cells, longest))
-            drawn += line.plain + names[at]
-            yield line
+            if len(name) > label:
+                yield Text(f" {name}")
+            name = name if len(name) <= label else ""
+            bar = self.bar(row, scale, cells)
+            drawn += bar.plain
+            yield Text(f" {name:<{label}} {text:>{max(map(len, texts))}} ").append_text(bar)
         signs = [says for sign, says in SIGNS.items() if sign in drawn]
         yield Text(" · ".join([f"█ {self.says}", *signs]), "dim")
 
@@ -98,11 +94,12 @@ class Bars:
         mean, low, high = (f"{scale * x:.{digits}f}" for x in (found.mean, found.low, found.high))
         return f"{mean}{unit} ({low}{to}{high})" if ends and low != high else f"{mean}{unit}"
 
-    def order(self, row: MeasuredRow, found: Interval | None) -> tuple[Any, ...]:
+    def order(self, row: MeasuredRow) -> tuple[Any, ...]:
         """Sort the full cache first, then by budget as rows have it, then the best first."""
         budgets = [*dict.fromkeys(each.budget for each in self.rows if each.budget is not None)]
+        found = self.known(row)
         worth = -inf if found is None else found.mean if self.share else -found.mean
-        return row.method != self.first, [*budgets, row.budget].index(row.budget), -worth
+        return row.method != FULL, [*budgets, row.budget].index(row.budget), -worth
 
     def allowed(self, row: MeasuredRow) -> str:
         """Say how many entries a row was allowed."""
@@ -112,19 +109,17 @@ class Bars:
         said = f" ({texts[0]})" if texts and texts[0] != str(row.budget) else ""
         return f"budget: {row.budget}{' entries' * isinstance(row.budget, int)}{said}"
 
-    def bar(self, row: MeasuredRow, found: Interval | None, cells: int, longest: float) -> Text:
+    def bar(self, row: MeasuredRow, scale: float, cells: int) -> Text:
         """Draw one bar; of a row without a figure, say why."""
-        if found is None:
+        if (found := self.known(row)) is None:
             return Text(visible(row.refusal or "no figure"), "dim")
-        low, mean, high = (
-            round(cells * max(0.0, x) / longest) for x in (found.low, found.mean, found.high)
-        )
+        ends = found.low, found.mean, found.high
+        low, mean, high = (round(scale * max(0.0, x)) for x in ends)
         gain = self.gain(row)
         style = "cyan" if gain is None else "green" if is_significant(gain) else "yellow"
         bar = Text("█" * low + "▓" * (mean - low) + "░" * (high - mean), style)
         if gain is not None:  # a loss far beyond the others' is at the end
-            control = cells * (found.mean - gain.difference.mean) / longest
-            at = max(0, min(cells, round(control)) - 1)
+            at = max(0, min(cells, round(scale * (found.mean - gain.difference.mean))) - 1)
             bar.pad_right(max(0, at + 1 - len(bar)))
             bar = Text.assemble(bar[:at], ("◆", "bold red"), bar[at + 1 :])
         return bar

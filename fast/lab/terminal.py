@@ -5,20 +5,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NoReturn, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 from typer.core import TyperCommand
 
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.tables import MISSING, Cell, Layout, Table, counted, refusal, text_of, visible
+from kvlab.fast.lab.tables import MISSING, Layout, Table, counted, refusal, text_of, visible
 
 console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
@@ -134,23 +133,19 @@ def print_table(table: Table) -> None:
     print_caption(*table.notes, *table.legend)
 
 
-def print_texts(lines: Iterable[Text]) -> None:
-    """Print lines that are styled already."""
+def print_texts(lines: Iterable[RenderableType]) -> None:
+    """Print what is styled already."""
     for line in lines:
         console.print(line, highlight=False)
 
 
-def print_first(lines: Callable[[int], Iterable[Text]], name: str, *tables: Table) -> None:
-    """Print what a person sees first, and keep all columns in a file, if one can be written.
-
-    ``lines`` are drawn for the columns of a terminal.
-    """
-    print_texts(lines(console.width))
-    below = (("", str(each), "", *each.notes, *each.legend, "") for each in tables)
+def keep_tables(name: str, tables: Iterable[Table]) -> None:
+    """Keep all columns in a file, if one can be written here, and say where they are."""
+    texts = ["\n".join([each.title, str(each), *each.notes, *each.legend]) for each in tables]
     path = Path("kvlab-report", f"{name}.txt")
     where = f"--table, or {path}"
     try:
-        write_text(path, "\n".join(chain.from_iterable(below)))
+        write_text(path, "\n".join([*texts, ""]))
     except OSError:
         where = "--table"
     print_caption(f"All columns, and what they mean: {where}")
@@ -167,8 +162,7 @@ class RowPrinter:
     ) -> None:
         """Print the title, unless nothing is wanted."""
         self.layout, self.wanted, self.held = layout, wanted, held
-        self.rows: list[Sequence[Cell]] = []
-        self.waiting: list[Any] = []
+        self.rows: list[Any] = []
         if wanted and title:
             print_line(title)
 
@@ -177,28 +171,27 @@ class RowPrinter:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, KeyboardInterrupt):
-            self._print_held()
+            for row in self.rows if self.held else ():
+                self._print_row(row)
             seen = "" if self.wanted else "not "
             why = "" if self.wanted else ", because --json prints them at the end"
             error.add_note(f"{counted(len(self.rows), 'row')} {seen}printed{why}, no file written")
 
     def __call__(self, row: Any) -> None:
-        """Print a row; one without figures ends in the reason."""
-        self.rows.append([column.cell(row) for column in self.layout.columns])
-        self.waiting.append(row)
+        """Take a row, and print it unless rows are held back."""
+        self.rows.append(row)
         if not self.held:
-            self._print_held()
+            self._print_row(row)
 
-    def _print_held(self) -> None:
-        if self.wanted and self.waiting and len(self.waiting) == len(self.rows):
+    def _print_row(self, row: Any) -> None:
+        """Print a row; one without figures ends in the reason."""
+        cells, why = [text_of(column.cell(row)) for column in self.layout.columns], refusal(row)
+        if why is not None:
+            cells = [*takewhile(lambda text: text != MISSING, cells)]
+        if self.wanted and row is self.rows[0]:
             self._print([column.heading for column in self.layout.columns])
-        for row in self.waiting if self.wanted else ():
-            cells = [text_of(column.cell(row)) for column in self.layout.columns]
-            why = refusal(row)
-            if why is not None:
-                cells = [*takewhile(lambda text: text != MISSING, cells)]
+        if self.wanted:
             self._print(cells, why or "")
-        self.waiting = []
 
     def _print(self, cells: Sequence[str], why: str = "") -> None:
         """Print a line; a name that is too wide for its column has a line of its own."""
@@ -211,7 +204,8 @@ class RowPrinter:
     @property
     def legend(self) -> Sequence[str]:
         """What the columns, and the marks that were printed, mean."""
-        return self.layout.legend(self.rows) if self.wanted and not self.held else ()
+        shown = self.wanted and not self.held
+        return self.layout.table(self.rows).legend if shown else ()
 
 
 STOPPED = 130

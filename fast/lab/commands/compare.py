@@ -33,8 +33,8 @@ from kvlab.fast.lab.terminal import (
     RowPrinter,
     console,
     finish,
+    keep_tables,
     print_caption,
-    print_first,
     print_line,
     print_table,
     print_texts,
@@ -146,16 +146,17 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
     struck = "Struck out" if styled else "Between tildes (~)"
     print_line(f"The model runs this program, and may keep {entries} of {problem.tokens} tokens.")
     print_line(f"{struck}: evicted by half of the heads, or needed and lost. …: lines left out.\n")
-    print_texts(played.side_by_side(runs, console.width, styled))
-    print_line("")
+    print_texts([played.side_by_side(runs, styled), ""])
 
 
 def print_found(bars: Bars, name: str, tables: Sequence[Table], table: bool) -> None:
     """Print bars, or with --table what follows the rows, which are the first table."""
-    if not table:
-        print_first(bars.lines, name, *tables)
-    for each in tables[1:] if table else ():
-        print_table(each)
+    if table:
+        for each in tables[1:]:
+            print_table(each)
+    else:
+        print_texts(bars.lines(console.width))
+        keep_tables(name, tables)
 
 
 def bars_of(found: TaskSummary, measure: Measure) -> Bars:

@@ -8,11 +8,11 @@ from typing import Any
 
 from kvlab.fast.lab import simulation
 from kvlab.fast.lab.bars import Bars
-from kvlab.fast.lab.commands.compare import and_next
+from kvlab.fast.lab.commands.compare import and_next, print_found
 from kvlab.fast.lab.commands.options import PROCESSORS, read_budgets, read_methods
 from kvlab.fast.lab.loop import kept
 from kvlab.fast.lab.tables import layout, percent
-from kvlab.fast.lab.terminal import finish, print_first, print_line, print_table, reporting
+from kvlab.fast.lab.terminal import finish, print_line, reporting
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.trace import load_trace
 
@@ -46,11 +46,8 @@ def simulate(
     told = and_next(shows, f"view run.html --trace {quote(str(trace))}")
     if not json:
         rows = layout("simulate").table(found.rows, simulation.title(found.trace))
-        if table:
-            print_table(rows)
-        else:
-            print_line(f"{rows.title}\n")
-            entries = {text: budget_entries(text, recorded.shape[3]) for text in asked["budgets"]}
-            bars = Bars(found.rows, attrgetter("skill"), SKILL, budgets=entries)
-            print_first(bars.lines, "simulate", rows)
+        entries = {text: budget_entries(text, recorded.shape[3]) for text in asked["budgets"]}
+        bars = Bars(found.rows, attrgetter("skill"), SKILL, budgets=entries)
+        print_line("" if table else f"{rows.title}\n")
+        print_found(bars, "simulate", [rows, *[rows] * table], table)
     finish([asdict(row) for row in found.rows], found.rows, json, (), told)
