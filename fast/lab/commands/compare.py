@@ -113,7 +113,7 @@ def compare(
     wrong = wrong_answers(summary.points, asked.problems(problems, seed)) if own else []
     if not json:
         measure = main_measure(summary.points)
-        gains = [gains_table(summary.gains, measure)] * bool(summary.gains)
+        gains = [gains_table(summary.gains, measure)] if summary.gains else []
         tables = [rows.layout.table(summary.points, title), *gains]
         print_found(bars_of(summary, measure), "compare", tables, table)
         for each in wrong:
