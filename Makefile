@@ -15,11 +15,10 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 DEMO := --backend reference --task jumps@fewest=14,most=16 --budgets 75%
-METHODS := full streaming_llm random:h2o h2o caote:h2o tova lazy_eviction@threshold=0.01 \
-  ahakv@recent=16 desirekv@interval=32,selector=8,group=32
 
-demo: .venv/demo  ## compare methods and a control on short programs, in NumPy
-	$(BIN)/kvlab compare $(DEMO) --problems 12 --no-controls --methods "$(METHODS)" $(ARGS)
+demo: .venv/demo  ## run a program under two methods, then compare three on 12 programs, in NumPy
+	@$(BIN)/kvlab compare $(DEMO) --problems 12 --methods "full caote:h2o h2o tova" \
+	  --play "h2o caote:h2o" $(ARGS)
 
 demo-all: .venv/demo  ## compare every method on the same programs
 	$(BIN)/kvlab compare $(DEMO) $(ARGS)
@@ -34,7 +33,8 @@ real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB,
 	  --most-values 40000 --methods "full tova h2o streaming_llm"
 
 lab: .venv/fast .venv/lab  ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(BIN)/jupyter lab --notebook-dir=notebooks --ContentsManager.hide_globs='["*.py", "__pycache__"]' \
+	  notebooks/00_kv_cache.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: .venv/dev lint  ## what CI runs
 	@$(MAKE) notebooks

@@ -20,21 +20,22 @@
 # ## What is stored
 #
 # kvlab ships with a small model, the *embedded model*, which runs *jump programs*. The prompt
-# states the registers (`b4`: b is 4), the lines, and the line that runs first. Line
-# `L3 a . + h . = . .` adds h to a, modulo 10. The sum is the number of the next line, and L0 ends
-# the program. The model writes out every line that runs: `c c4 + b b4 = 8 c8 L8` says that c (4)
-# and b (4) have the sum 8, which goes into c, and that L8 runs next.
+# states the registers, the lines, and the line that runs first. Line `L3 a = a + h, then go to
+# L<a>` adds h to a, modulo 10. The sum is the number of the next line, and L0 ends the program. The
+# model writes out every line that runs: `c (4) + b (4) = 8 → c=8` says that c (4) and b (4) have
+# the sum 8, which goes into c; so L8 runs next. To the model a line is nine tokens, such as
+# `L3 a . + h . = . .`, and a register with its value is one, such as `b4`.
 
 # %%
 import numpy as np
 
 from classroom import Exercises, directory, model, problem, prompt, tokenizer
 from kvlab.reference import advance, methods, prefill
+from kvlab.reference.tasks.jumps import read_tokens
 
 attempt = Exercises("00_kv_cache", globals())
 solution = tokenizer.encode(problem.solution).ids
-print(problem.prompt.strip())
-print(problem.solution.strip())
+print("".join(read_tokens(problem.text.split(" "))))
 
 # %% [markdown]
 # The next cell reads the prompt, then the solution token by token. **Predict first:** how many keys

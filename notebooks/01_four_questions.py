@@ -90,10 +90,14 @@ replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.pr
 # for each evicted entry. **Predict first:** which entry did H2O miss, and why had it been evicted?
 
 # %%
-tokens = [tokenizer.id_to_token(int(token)).replace("\n", "⏎") for token in trace.tokens]
+import re
+
+texts = jumps.read_tokens([tokenizer.id_to_token(int(token)) for token in trace.tokens])
 for name in ("h2o", "streaming_llm"):
     held = layers[1][shown.index(name)].present(mistaken[name] - 1)[1][: mistaken[name]]
-    print(f"{name}:", *(tokens[n] if held[n] else "·" for n in range(trace.prompt)))
+    print(name, "keeps")
+    kept = (texts[n] if held[n] else re.sub(r"\S.*", "·", texts[n]) for n in range(trace.prompt))
+    print("".join(kept))
 
 # %% [markdown]
 # H2O had evicted the `c` of line L4 twelve tokens before that line ran for the first time, because

@@ -1,6 +1,7 @@
 """Keep sets and budgets: the only place that chooses entries or converts a budget."""
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -22,8 +23,10 @@ def budget_entries(budget: int | str, length: int) -> int:
         share = Fraction(text[:-1]) / 100 if text.endswith("%") else None
         entries = int(text) if share is None else math.ceil(share * length)
     except (ValueError, ZeroDivisionError):
+        fraction = re.fullmatch(r"0?\.\d+", text)
+        meant = f", such as {100 * float(text):g}%" if fraction else ""
         raise ValueError(
-            f"budget = {budget!r} must be a number of entries or a percentage"
+            f"budget = {budget!r} must be a number of entries or a percentage{meant}"
         ) from None
     if entries < 1:
         above = ", so more than 0 %" if share is not None else ""

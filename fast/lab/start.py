@@ -30,8 +30,11 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is to end
         raise SystemExit(code)
     except cli.BadUsage as error:
-        if error.format_message():  # without a command, the help is printed already
-            refuse(error.format_message())
+        if said := error.format_message():  # without a command, the help is printed already
+            known = error.ctx.command.params if error.ctx else ()
+            meant = [each.opts[0] for each in known if each.name in ("prompt", "methods")]
+            surplus = meant and "unexpected extra argument" in said
+            refuse(f"{said}; type {meant[0]} before it" if surplus else said)
         raise SystemExit(error.exit_code) from None
     except (ValueError, TypeError, OSError) as error:
         refuse(str(error))

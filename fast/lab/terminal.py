@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from itertools import takewhile
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NoReturn, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperCommand
 
-from kvlab.fast.lab.tables import MISSING, Cell, Layout, Table, counted, refusal, text_of, visible
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.tables import MISSING, Layout, Table, counted, refusal, text_of, visible
 
 console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
@@ -34,9 +36,10 @@ def _lines() -> Iterator[Callable[[str], None]]:
     said, ended = ["starting"], Event()
 
     def print_said() -> None:
-        pause = SILENT
+        pause, last = SILENT, ""
         while not ended.wait(pause):
-            print_aside(said[-1])
+            if last != (last := said[-1]):
+                print_aside(last)
             pause = min(2 * pause, LONGEST)
 
     if not errors.is_terminal:
@@ -130,13 +133,36 @@ def print_table(table: Table) -> None:
     print_caption(*table.notes, *table.legend)
 
 
-class RowPrinter:
-    """Prints the rows of a table one by one, as they are made; Ctrl-C says how many there are."""
+def print_texts(lines: Iterable[RenderableType]) -> None:
+    """Print what is styled already."""
+    for line in lines:
+        console.print(line, highlight=False)
 
-    def __init__(self, layout: Layout, title: str = "", wanted: bool = True) -> None:
+
+def keep_tables(name: str, tables: Iterable[Table]) -> None:
+    """Keep all columns in a file, if one can be written here, and say where they are."""
+    texts = ["\n".join([each.title, str(each), *each.notes, *each.legend]) for each in tables]
+    path = Path("kvlab-report", f"{name}.txt")
+    where = f"--table, or {path}"
+    try:
+        write_text(path, "\n".join([*texts, ""]))
+    except OSError:
+        where = "--table"
+    print_caption(f"All columns, and what they mean: {where}")
+
+
+class RowPrinter:
+    """Prints the rows of a table one by one, as they are made; Ctrl-C says how many there are.
+
+    Rows that are ``held`` back are printed only then.
+    """
+
+    def __init__(
+        self, layout: Layout, title: str = "", wanted: bool = True, held: bool = False
+    ) -> None:
         """Print the title, unless nothing is wanted."""
-        self.layout, self.wanted = layout, wanted
-        self.rows: list[Sequence[Cell]] = []
+        self.layout, self.wanted, self.held = layout, wanted, held
+        self.rows: list[Any] = []
         if wanted and title:
             print_line(title)
 
@@ -145,19 +171,26 @@ class RowPrinter:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, KeyboardInterrupt):
+            for row in self.rows if self.held else ():
+                self._print_row(row)
             seen = "" if self.wanted else "not "
             why = "" if self.wanted else ", because --json prints them at the end"
             error.add_note(f"{counted(len(self.rows), 'row')} {seen}printed{why}, no file written")
 
     def __call__(self, row: Any) -> None:
+        """Take a row, and print it unless rows are held back."""
+        self.rows.append(row)
+        if not self.held:
+            self._print_row(row)
+
+    def _print_row(self, row: Any) -> None:
         """Print a row; one without figures ends in the reason."""
-        self.rows.append([column.cell(row) for column in self.layout.columns])
+        cells, why = [text_of(column.cell(row)) for column in self.layout.columns], refusal(row)
+        if why is not None:
+            cells = [*takewhile(lambda text: text != MISSING, cells)]
+        if self.wanted and row is self.rows[0]:
+            self._print([column.heading for column in self.layout.columns])
         if self.wanted:
-            if len(self.rows) == 1:
-                self._print([column.heading for column in self.layout.columns])
-            cells, why = [text_of(cell) for cell in self.rows[-1]], refusal(row)
-            if why is not None:
-                cells = [*takewhile(lambda text: text != MISSING, cells)]
             self._print(cells, why or "")
 
     def _print(self, cells: Sequence[str], why: str = "") -> None:
@@ -171,7 +204,8 @@ class RowPrinter:
     @property
     def legend(self) -> Sequence[str]:
         """What the columns, and the marks that were printed, mean."""
-        return self.layout.legend(self.rows) if self.wanted else ()
+        shown = self.wanted and not self.held
+        return self.layout.table(self.rows).legend if shown else ()
 
 
 STOPPED = 130

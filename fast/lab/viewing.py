@@ -66,7 +66,7 @@ def record_methods(
     *,
     block_size: int | None = None,
     threshold: float = 0.01,
-    most_values: int = MOST_VALUES // 4,
+    most_values: int | None = None,
     report: Report = lambda done, total, what: None,
     tell: Callable[[ViewedRow], object] = lambda row: None,
 ) -> Viewed:
@@ -74,10 +74,12 @@ def record_methods(
 
     A method that cannot run is refused in its row, and ``tell`` is called with each row as soon as
     it is there. The budget is entries, or percent of what the full cache holds in the end. More
-    ``most_values``, entries in the snapshots of a method, make a page finer, and larger.
+    ``most_values``, entries in the snapshots of a method, make a page finer, and larger; by default
+    all methods share a number that makes it 3 MB at most.
     """
     check_at_least(0, threshold=threshold)
     check_at_least(1, most_values=most_values, block_size=block_size)
+    most_values = most_values or max(1, MOST_VALUES // 4 // max(1, len(specs)))
     options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
     fine = options | {"most_values": 2**23}  # of 32 bytes: what a method lost is known at each step
     full = None if source.tokens else source.record(methods.get("full"), **fine)

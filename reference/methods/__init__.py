@@ -351,6 +351,8 @@ def lookup(name: str) -> type[Method]:
     if name not in found:
         close = get_close_matches(name.lower(), found, n=1)
         meant = f", did you mean {close[0]}?" if close else ""
+        if set(name.split(",")) <= {*found}:
+            meant = f": methods are separated by blanks, as in '{name.replace(',', ' ')}'"
         raise UnknownMethodError(
             f"unknown method {name!r}{meant}; known are {', '.join(found)}; {OUTSIDE} names files "
             "and modules that define others"

@@ -17,8 +17,9 @@ JSON is version 1 of the schema that ``kvlab view`` puts into its page:
 | ``budget`` | integer or null | entries per KV head and layer |
 | ``prompt`` | integer | tokens of the prompt |
 | ``texts`` | list of strings | text of every token; the last is never read |
+| ``shown`` | list of strings | what people read in the place of each, as `jumps.read_tokens` says |
 | ``solved`` | boolean or null | whether the answer is right |
-| ``failure`` | object or null | as `Run.failure` |
+| ``failure`` | object or null | as `Run.failure`, and what is ``shown`` for the text expected |
 | ``layers`` | list of L integers | number of each recorded layer in the model |
 | ``kv_heads`` | integer | G |
 | ``steps`` | array ``[s]`` | tokens seen after each step |
@@ -57,6 +58,7 @@ from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.tasks.jumps import read_tokens
 
 GONE, WIDE = 0, 1
 """Indices into `Run.states` that every run has: evicted, and kept at full precision."""
@@ -178,9 +180,14 @@ def write(timeline: Timeline) -> str:
 def _run(run: Run) -> dict[str, Any]:
     places = [(layer, head) for layer in range(len(run.layers)) for head in range(run.kv_heads)]
     plain = ("method", "budget", "prompt", "texts", "solved", "layers", "kv_heads", "states")
+    failure = run.failure
+    if failure is not None:
+        before = run.texts[: failure["position"]]
+        failure = {**failure, "shown": read_tokens([*before, failure["expected"]])[-1]}
     return {
         **{name: getattr(run, name) for name in plain},
-        "failure": run.failure,
+        "shown": read_tokens(run.texts),
+        "failure": failure,
         "steps": _pack(run.steps),
         "decisions": _pack(run.decisions.astype(np.int64)),
         "heads": [_head(run, layer, head) for layer, head in places],

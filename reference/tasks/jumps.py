@@ -197,6 +197,37 @@ def vocabulary() -> tuple[str, ...]:
     return (END, BLANK, "+", "=", *digits, *LABELS, *REGISTERS, *facts)
 
 
+_WORDS = frozenset(vocabulary())
+
+
+def read_tokens(texts: Sequence[str]) -> list[str]:
+    """Return what people read in the place of each token; joined, they are lines.
+
+    ``L3 a . + h . = . .`` becomes ``L3 a = a + h, then go to L<a>``, and a written step
+    ``L3 a (1) + h (2) = 3 → a=3``, as on the playground. Texts with a token that is none of the
+    task's stay as they are.
+    """
+    words = [text.strip(" ") for text in texts]
+    if not _WORDS.issuperset(words):
+        return [*texts]
+    found, place, label, register = [], -len(words) - 1, "", ""
+    for at, word in enumerate(words):
+        place = -len(words) if word == END else 0 if word in LABELS else place + 1
+        label = word if place == 0 else label
+        register = word if place == X else register
+        text, between = "" if word == END else word, "\n" if place == 0 else " "
+        if place == 0 and words[max(0, at - 1)] == END:
+            text = f"start at {word}"
+        elif word[0] in REGISTERS and len(word) > 1:
+            given = {X_VALUE: f"({word[1]})", Y_VALUE: f"({word[1]})"}
+            text = given.get(place, f"{'→ ' * (place == RESULT)}{word[0]}={word[1]}")
+        elif place >= X_VALUE and words[at - place + X_VALUE :][:1] == [BLANK]:
+            meant = {X_VALUE: f"= {register}", Y_VALUE: ", then", Y_VALUE + 1: "go", SUM: "to"}
+            text = (meant | {RESULT: f"{label[0]}<{register}>"}).get(place, word)
+        found.append(text if text[:1] in ("", ",") or not any(found) else between + text)
+    return found
+
+
 def grade(problem: Problem, text: str) -> Grade:
     """Compare a written run with the right one, step by step."""
     expected, written = problem.solution.split(" "), text.strip(" ").split(" ")

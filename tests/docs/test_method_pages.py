@@ -173,7 +173,7 @@ def test_the_command_runs(page, here):
     program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
     assert program == "kvlab"
     short = ["--problems=1", "--task=jumps@fewest=4,most=6"]
-    own = [*short, "--backend=reference", "--workers=1"]
+    own = [*short, "--backend=reference", "--workers=1", "--table"]
     with shapes_checked(False):
         shown = printed(*arguments, *own)
     spec = parsed(page)[1]["picture"][0]

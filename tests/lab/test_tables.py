@@ -189,7 +189,7 @@ def test_a_comparison_takes_few_calls(printed, monkeypatch):
     sys.setprofile(count)
     try:
         shown = printed(
-            *["compare", "--methods", "h2o", "--problems", "1", "--backend", "reference"]
+            *["compare", "--methods", "h2o", "--problems", "1", "--backend=reference", "--table"]
         )
     finally:
         sys.setprofile(before)

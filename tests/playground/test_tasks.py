@@ -9,7 +9,7 @@ from support.node import node
 MODULE = Path("docs/playground/tasks/jumps.mjs").resolve().as_uri()
 
 
-def answer(function: str, texts: list[str]) -> list[str]:
+def answer(function: str, texts: list) -> list:
     """Call a function of the module with every text; an error is returned as its message."""
     program = f"""
         import {{ jumps }} from "{MODULE}";
@@ -30,6 +30,16 @@ def test_a_program_is_shown_line_by_line():
         "L5  b = b + a, then go to L<b>",
         "start at L3",
     ]
+
+
+def test_tokens_are_read_as_on_the_page():
+    texts = [problem.text for problem in jumps.held_out(20)]
+    texts += [problem.text for problem in jumps.held_out(2, size=jumps.Size(copies=3))]
+    words = [text.split(" ") for text in texts]
+    shown = [[text.strip() for text in jumps.read_tokens(each)] for each in words]
+    assert shown == [[text.strip() for text in each] for each in answer("readTokens", words)]
+    assert jumps.read_tokens(["a0", " b", "c"]) == ["a=0", " b", " c"]
+    assert jumps.read_tokens(["a0", " not", "c"]) == ["a0", " not", "c"]
 
 
 def test_what_is_shown_is_read_again():

@@ -20,7 +20,8 @@ const HELPERS = {
 /** What is wrong with the reader's code, and in which line; the line is null if that is not known. */
 export class CodeError extends Error {
   constructor(error) {
-    super(String(error?.message ?? error));
+    const language = error instanceof SyntaxError ? " (a score is written in JavaScript)" : "";
+    super(String(error?.message ?? error) + language);
     const line = Number(error?.stack?.match(FRAME)?.[1]) - OPENING;
     this.line = error instanceof CodeError ? error.line : line > 0 ? line : null;
     this.syntax = error instanceof SyntaxError;

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvlab.fast.lab.bars import Bars
 from kvlab.fast.lab.commands.options import (
     PROCESSORS,
     USUAL,
@@ -20,23 +21,29 @@ from kvlab.fast.lab.commands.options import (
 from kvlab.fast.lab.evaluate.backends import default_backend, devices_of
 from kvlab.fast.lab.evaluate.controls import gains_table, seen
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.evaluate.tasks import Own, find_task
 from kvlab.fast.lab.points import ORACLE, check_any, check_points
 from kvlab.fast.lab.sweep.compare import layout_of, run_in_memory
 from kvlab.fast.lab.sweep.design import MODEL, Sweep
-from kvlab.fast.lab.sweep.summary import FULL, Point, Results, main_measure
-from kvlab.fast.lab.tables import Layout, counted
+from kvlab.fast.lab.sweep.plan import make_plan
+from kvlab.fast.lab.sweep.summary import FULL, Point, Results, TaskSummary, main_measure
+from kvlab.fast.lab.tables import Table, counted
 from kvlab.fast.lab.terminal import (
     RowPrinter,
+    console,
     finish,
+    keep_tables,
     print_caption,
     print_line,
     print_table,
+    print_texts,
     reporting,
+    working,
 )
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
-from kvlab.reference.models import EMBEDDED
+from kvlab.reference.models import EMBEDDED, embedded_directory
 
 WHAT_IT_IS = (
     "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
@@ -56,6 +63,8 @@ def compare(
     seed: int = 0,
     loading: Loading = USUAL,
     workers: int | None = None,
+    play: str = "",
+    table: bool = False,
     json: bool = False,
 ) -> None:
     """Compare methods on an embedded model: accuracy, error, memory, time.
@@ -87,9 +96,12 @@ def compare(
     say_notes(sweep.methods)
     if not json:
         print_caption(WHAT_IT_IS)
+        if play:
+            play_first(sweep, read_methods(play))
     title = f"{counted(problems, 'problem')} of {sweep.tasks[0]}, {backend} backend\n"
     started = time.perf_counter()
-    found, legend = run_shown(sweep, layout_of(sweep), title, json, workers or _workers(sweep))
+    rows = RowPrinter(layout_of(sweep), title, not json, held=not table)
+    found = run_shown(sweep, rows, workers or _workers(sweep))
     seconds = time.perf_counter() - started
     summary, plan, written = found.summary, found.plan, ""
     if report is not None:
@@ -100,7 +112,10 @@ def compare(
     own = isinstance(asked, Own)
     wrong = wrong_answers(summary.points, asked.problems(problems, seed)) if own else []
     if not json:
-        print_gains(summary.gains, main_measure(summary.points))
+        measure = main_measure(summary.points)
+        gains = [gains_table(summary.gains, measure)] if summary.gains else []
+        tables = [rows.layout.table(summary.points, title), *gains]
+        print_found(bars_of(summary, measure), "compare", tables, table)
         for each in wrong:
             given, wanted, text = each["given"][-60:], each["wanted"], each["written"]
             print_line(
@@ -111,24 +126,65 @@ def compare(
     rows_found = summary.plain() if json else {}
     data = {"settings": asdict(plan.sweep), **rows_found, "wrong_answers": wrong}
     data |= {"seconds": seconds, "provenance": plan.provenance}
-    finish(data, summary.points, json, legend, written)
+    finish(data, summary.points, json, rows.legend, written)
 
 
-def run_shown(
-    sweep: Sweep, shown: Layout, title: str, as_json: bool, workers: int = 0, joined: bool = False
-) -> tuple[Results, Sequence[str]]:
-    """Run a sweep in memory, and print its points one by one; return what is found, and a legend.
+def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
+    """Show the first problem under methods: what they evicted, and what the model then wrote."""
+    (subject,) = make_plan(sweep).subjects
+    task = subject.part.task
+    if sweep.models[0] not in EMBEDDED or not task.startswith("jumps"):
+        raise ValueError("--play shows jump programs: it needs --model jumps, and its task")
+    from kvlab.fast.lab import played, viewing
+
+    problem = find_task(task).problems(1, sweep.seeds[0])[0]
+    source = viewing.text_source(problem.prompt, embedded_directory("jumps"), problem.tokens)
+    with working("running a program"):
+        entries = subject.budgets[sweep.budgets[0]]
+        found = viewing.record_methods(source, specs, entries, most_values=1)
+    runs, styled = found.timeline.runs, console.color_system is not None
+    struck = "Struck out" if styled else "Between tildes (~)"
+    print_line(f"The model runs this program, and may keep {entries} of {problem.tokens} tokens.")
+    print_line(f"{struck}: evicted by half of the heads, or needed and lost. …: lines left out.\n")
+    print_texts([played.side_by_side(runs, styled), ""])
+
+
+def print_found(bars: Bars, name: str, tables: Sequence[Table], table: bool) -> None:
+    """Print bars, or with --table what follows the rows, which are the first table."""
+    if table:
+        for each in tables[1:]:
+            print_table(each)
+    else:
+        print_texts(bars.lines(console.width))
+        keep_tables(name, tables)
+
+
+def bars_of(found: TaskSummary, measure: Measure) -> Bars:
+    """Return what is drawn of a task."""
+    figure, says, share = {
+        "solved": (lambda point: point.interval, "problems solved", True),
+        "nats per token": (loss_more, "loss per token above the full cache's, in nats", False),
+    }.get(measure.name, (lambda point: point.accepted, "tokens accepted", True))
+    return Bars(found.points, figure, says, found.gains, found.budgets, share)
+
+
+def loss_more(point: Point) -> Interval | float | None:
+    """Return by how much more a point loses than the full cache; None if it measures nothing."""
+    return 0.0 if point.method == FULL else point.nats
+
+
+def run_shown(sweep: Sweep, rows: RowPrinter, workers: int = 0, joined: bool = False) -> Results:
+    """Run a sweep in memory, and print its points one by one; return what is found.
 
     ``joined`` tasks are tested as one.
     """
     say(sweep.too_few(joined))
     if named := [each for each in sweep.methods if each != ORACLE]:
         check_points(named, sweep.budgets)
-    rows = RowPrinter(shown, title, not as_json)
     with reporting(transient=True) as report, rows as tell:
         found = run_in_memory(sweep, workers, report, tell)
     check_any([point for each in found.summaries for point in each.points])
-    return found, tell.legend
+    return found
 
 
 def _workers(sweep: Sweep) -> int:
@@ -167,16 +223,15 @@ def told_at_the_end(gains: Sequence[Test], model: str, own: bool) -> str:
     """Say what the rows show, and what to look at next; `view` reads no model on the hub."""
     if not (said := seen(gains)):
         return ""
-    program = sys.argv[0] if Path(sys.argv[0]).name == "kvlab" else "kvlab"  # as it was called
     try:
         model_location(model, hub=False)
     except FileNotFoundError:
         return said
     more = f" --model {model}" * (model != MODEL) + ' --prompt "…"' * own
-    return f"{said} Next: {program} view run.html --budget 50%{more}"
+    return and_next(said, f"view run.html --budget 50%{more}")
 
 
-def print_gains(gains: Sequence[Test], measure: Measure) -> None:
-    """Print what methods gain over their controls, if any control ran."""
-    if gains:
-        print_table(gains_table(gains, measure))
+def and_next(said: str, words: str) -> str:
+    """Add to a sentence what to type next."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "kvlab" else "kvlab"  # as it was called
+    return f"{said}\nNext: {program} {words}".lstrip()

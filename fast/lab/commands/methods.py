@@ -1,11 +1,12 @@
 """``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.tables import Table, layout
+from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
@@ -57,9 +58,9 @@ def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
         print_json(found)
         return
     for name, entries in found.items():
-        if entries:
-            print_table(layout("divergences").table(entries, name))
-        elif len(found) == 1:
+        for entry in map(asdict, entries):  # a name and a text have room even where five have none
+            print_table(Table((name, entry.pop("topic")), [*entry.items()], words=2))
+        if not entries and len(found) == 1:
             print_line(f"{name}: no divergences")
 
 

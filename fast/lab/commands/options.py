@@ -19,11 +19,12 @@ from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.conformance.exporting import FORMATS
 from kvlab.reference.conformance.report import FLAGS
-from kvlab.reference.models import EMBEDDED
+from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
+from kvlab.reference.transformer import load_tokenizer as tokenizer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,13 +106,26 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise ValueError(f"--prompt = {text!a} must be UTF-8 text") from None
-        return text
+        return _writable(text, model)
     if file is None:
         if model is not None and str(model) not in EMBEDDED:
             raise ValueError("--prompt or --prompt-file must be given with --model")
         task = find_task(EMBEDDED[str(model or "reasoner")])
         return task.problems(1, seed=0)[0].prompt
-    return read_text("prompt_file", file)
+    return _writable(read_text("prompt_file", file), model)
+
+
+def _writable(text: str, model: str | Path | None) -> str:
+    """Return a text; ValueError if it has words that an embedded model's tokenizer lacks."""
+    name = str(model or "reasoner")
+    if name in EMBEDDED:
+        known = tokenizer_of(embedded_directory(name)).get_vocab()
+        if strange := [x for x in text.replace("\n", " ").split(" ") if x and x not in known]:
+            raise ValueError(
+                f"prompt holds {strange[0]!r}, which the model {name} has no token for: it reads "
+                f"only texts of its task ({EMBEDDED[name]}). For English: --model smollm2"
+            )
+    return text
 
 
 def read_text(name: str, file: Path) -> str:

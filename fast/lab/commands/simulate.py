@@ -1,15 +1,22 @@
 """``kvlab simulate``: replay a trace under methods and budgets. Needs the reference alone."""
 
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from kvlab.fast.lab import simulation
+from kvlab.fast.lab.bars import Bars
+from kvlab.fast.lab.commands.compare import and_next, print_found
 from kvlab.fast.lab.commands.options import PROCESSORS, read_budgets, read_methods
 from kvlab.fast.lab.loop import kept
-from kvlab.fast.lab.tables import layout
-from kvlab.fast.lab.terminal import finish, print_table, reporting
+from kvlab.fast.lab.tables import layout, percent
+from kvlab.fast.lab.terminal import finish, print_line, reporting
+from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.trace import load_trace
+
+SKILL = "of the way from evicting at random to the best keep sets, which know the future"
 
 
 def simulate(
@@ -21,6 +28,7 @@ def simulate(
     block_size: int | None = None,
     threshold: float = 0.01,
     workers: int = PROCESSORS,
+    table: bool = False,
     json: bool = False,
 ) -> None:
     """Ask what methods would have kept of a recorded generation, and what that would have cost.
@@ -33,6 +41,13 @@ def simulate(
     asked |= {"budgets": read_budgets(budgets, "50%", "70%")}
     with reporting() as report, kept("simulate", trace=trace, **asked) as store:
         found = simulation.simulate(recorded, **asked, workers=workers, report=report, store=store)
+    best = max(found.rows, key=lambda row: row.skill or 0)
+    shows = f"What this shows: {best.method} goes furthest, {percent(best.skill)} {SKILL}."
+    told = and_next(shows, f"view run.html --trace {quote(str(trace))}")
     if not json:
-        print_table(layout("simulate").table(found.rows, simulation.title(found.trace)))
-    finish([asdict(row) for row in found.rows], found.rows, json)
+        rows = layout("simulate").table(found.rows, simulation.title(found.trace))
+        entries = {text: budget_entries(text, recorded.shape[3]) for text in asked["budgets"]}
+        bars = Bars(found.rows, attrgetter("skill"), SKILL, budgets=entries)
+        print_line("" if table else f"{rows.title}\n")
+        print_found(bars, "simulate", [rows, *[rows] * table], table)
+    finish([asdict(row) for row in found.rows], found.rows, json, (), told)

@@ -1,11 +1,14 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from kvlab.fast.lab.commands.compare import print_gains, run_shown
+from kvlab.fast.lab.bars import Bars
+from kvlab.fast.lab.commands.compare import and_next, bars_of, print_found, run_shown
 from kvlab.fast.lab.commands.options import (
     USUAL,
     Loading,
@@ -16,14 +19,14 @@ from kvlab.fast.lab.commands.options import (
     read_text,
     words,
 )
-from kvlab.fast.lab.evaluate.controls import matched
+from kvlab.fast.lab.evaluate.controls import gains_table, matched, seen
 from kvlab.fast.lab.evaluate.own import passage
-from kvlab.fast.lab.evaluate.pairs import Measure, check_pairs, paired_tests, table_of_tests
+from kvlab.fast.lab.evaluate.pairs import Measure, Test, check_pairs, paired_tests, table_of_tests
 from kvlab.fast.lab.points import MeasuredRow
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.summary import FULL, LOSS, SOLVED, TaskSummary, joined, pooled
-from kvlab.fast.lab.tables import layout
-from kvlab.fast.lab.terminal import finish, print_caption, print_table
+from kvlab.fast.lab.tables import Table, layout
+from kvlab.fast.lab.terminal import RowPrinter, finish, print_caption, print_table
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
@@ -31,6 +34,8 @@ from kvlab.reference.tasks import reasoning
 
 DEFINED = "reasoning"
 """The task whose definitions are needles."""
+Tested = Mapping[str, Sequence[Test]]
+"""Tests of pairs, and gains over controls."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,12 @@ class Texts:
             if task and value:
                 raise ValueError(f"--{name} needs a --text, or a --model that reads English")
         return task
+
+    @property
+    def words(self) -> str:
+        """What is typed to read the same."""
+        given = {"model": self.model, "text": self.text}
+        return "".join(f" --{name} {quote(str(x))}" for name, x in given.items() if x)
 
     def content(self) -> str:
         """Return the novel, or what a file holds; refuse one that cannot be read."""
@@ -101,6 +112,7 @@ def perplexity(
     feed: str = "blocks",
     texts: Texts = NOVEL,
     loading: Loading = USUAL,
+    table: bool = False,
     json: bool = False,
 ) -> None:
     """Measure the perplexity of a text under methods, against the full cache (CAOTE Table 4).
@@ -118,12 +130,15 @@ def perplexity(
     specs = [FULL, *(spec for spec in read_methods(methods) if spec != FULL)]
     how = {"problems": windows, "block_size": block_size}
     sweep = texts.sweep(tasks, specs, "50%", 32 if own else 1, loading, **how)
-    (found,), settings, legend = _run(sweep, "perplexity", json)
+    (found,), settings, shown = _run(sweep, "perplexity", json, held=not table)
     if not json:
         size = "1 token" if feed == "steps" else f"{settings['block_size']} tokens"
-        print_caption(f"rated in blocks of {size}", *legend)
-    tested = _compared([*found.points, *found.controls], sweep, LOSS, json)
-    finish({"settings": settings} | found.plain() | tested, found.points, json)
+        print_caption(f"rated in blocks of {size}", *shown.legend)
+    rows, tables = [*found.points, *found.controls], [shown.layout.table(found.points)]
+    tested = _compared(rows, sweep, LOSS)
+    told = "" if json else _told(tested, LOSS, bars_of(found, LOSS), tables, table)
+    told = and_next(told, f"needle{texts.words}" if own != "jumps" else "compare")
+    finish({"settings": settings} | found.plain() | _plain(tested), found.points, json, (), told)
 
 
 def needle(
@@ -137,6 +152,7 @@ def needle(
     heat_map: Path = Path("kvlab-report/needle.svg"),
     texts: Texts = NOVEL,
     loading: Loading = USUAL,
+    table: bool = False,
     json: bool = False,
 ) -> None:
     """Search needles over depth and length, and draw what was found (CAOTE Fig. 2, Table 5).
@@ -155,19 +171,22 @@ def needle(
     tasks = [each | {"depths": depths} for each in tasks]
     how = {"problems": trials * depths, "seeds": (seed,), "block_size": block_size}
     sweep = texts.sweep(tasks, read_methods(methods), "70%", 32 if own else 1, loading, **how)
-    found, settings, _ = _run(sweep, "length" if own is None else "variables", json)
-    rows = joined(pooled(found))
+    by = "length" if own is None else "variables"
+    found, settings, shown = _run(sweep, by, json, held=not table)
+    rows, points = joined(pooled(found)), [point for each in found for point in each.points]
+    tested, told = _compared(rows, sweep, SOLVED), ""
     if not json:
         named = [row for row in rows if row.method in sweep.methods]
-        print_table(layout("needles").table(named, "all lengths"))
-    tested = _compared(rows, sweep, SOLVED, json)
+        tables = [shown.layout.table(points), layout("needles").table(named, "all lengths")]
+        bars = Bars(named, attrgetter("interval"), "needles found")
+        told = _told(tested, SOLVED, bars, tables, table)
     from kvlab.fast.lab.sweep.curves import heat_map as draw  # which takes its time to load
 
     draw(found, depths).save(heat_map)
     lines, data = [each.plain() for each in found], {"settings": settings}
-    data |= {"rows": list(map(asdict, rows)), "lengths": lines, **tested}
-    points = [point for each in found for point in each.points]
-    finish(data, points, json, written=f"heat map: {heat_map}")
+    data |= {"rows": list(map(asdict, rows)), "lengths": lines} | _plain(tested)
+    told = and_next(told, f"perplexity{texts.words}")
+    finish(data, points, json, written=f"heat map: {heat_map}\n{told}")
 
 
 def _count_windows(texts: Texts, window: int) -> int:
@@ -179,23 +198,34 @@ def _count_windows(texts: Texts, window: int) -> int:
 
 
 def _run(
-    sweep: Sweep, shown: str, as_json: bool
-) -> tuple[Sequence[TaskSummary], dict[str, Any], Sequence[str]]:
-    """Run a sweep and print what it finds; return it, what was asked, and a legend."""
-    title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
-    results, legend = run_shown(sweep, layout(shown), title, as_json, joined=True)
+    sweep: Sweep, shown: str, as_json: bool, held: bool
+) -> tuple[Sequence[TaskSummary], dict[str, Any], RowPrinter]:
+    """Run a sweep and print what it finds; return it, what was asked, and what printed it."""
+    title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}\n"
+    rows = RowPrinter(layout(shown), title, not as_json, held)
+    results = run_shown(sweep, rows, joined=True)
     asked = replace(sweep, block_size=next(results.plan.jobs()).block_size)
-    return results.summaries, asdict(asked), legend
+    return results.summaries, asdict(asked), rows
 
 
-def _compared(
-    rows: Sequence[MeasuredRow], sweep: Sweep, measure: Measure, as_json: bool
-) -> dict[str, Any]:
-    """Test pairs, and methods against their controls; print it, or return it as data."""
-    tests = paired_tests(rows, sweep.pairs, measure)
+def _compared(rows: Sequence[MeasuredRow], sweep: Sweep, measure: Measure) -> Tested:
+    """Test pairs, and methods against their controls."""
     gains = paired_tests(rows, matched(sweep.methods, sweep.runs), measure)
-    if not as_json:
-        print_gains(gains, measure)
-        if tests:
-            print_table(table_of_tests(tests, "pairs", f"pairs by {measure.name}"))
-    return {"tests": list(map(asdict, tests)), "gains": list(map(asdict, gains))}
+    return {"tests": paired_tests(rows, sweep.pairs, measure), "gains": gains}
+
+
+def _plain(tested: Tested) -> dict[str, Any]:
+    return {name: list(map(asdict, tests)) for name, tests in tested.items()}
+
+
+def _told(
+    tested: Tested, measure: Measure, bars: Bars, tables: Sequence[Table], table: bool
+) -> str:
+    """Print what was found; return in a sentence what it shows."""
+    tests, gains = tested["tests"], tested["gains"]
+    more = [gains_table(gains, measure)] if gains else []
+    name = "perplexity" if measure is LOSS else "needle"
+    print_found(replace(bars, gains=gains), name, [*tables, *more], table)
+    if tests:
+        print_table(table_of_tests(tests, "pairs", f"pairs by {measure.name}"))
+    return seen(gains)

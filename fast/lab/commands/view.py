@@ -11,7 +11,6 @@ from kvlab.fast.lab.terminal import RowPrinter, finish, reporting, working
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.simulator.recorder import MOST_VALUES
 
 
 def view(
@@ -25,7 +24,7 @@ def view(
     trace: Path | None = None,
     problem: int = 0,
     max_new_tokens: int = 192,
-    most_values: int = MOST_VALUES // 4,
+    most_values: int | None = None,
     model: Path | None = None,
     prompt: str | None = None,
     prompt_file: Path | None = None,

@@ -113,16 +113,18 @@ def _gain(
 
 
 def seen(gains: Sequence[Test]) -> str:
-    """Say in one sentence which method gains most over its control; nothing without yes and no."""
-    if not gains or gains[0].only_first is None:
+    """Say in one sentence which method gains most over its control; nothing without controls."""
+    if not gains:
         return ""
     better = [each for each in gains if is_significant(each)]
     if not better:
         return "On so few problems no method is significantly better than random eviction."
-    most = max(better, key=lambda each: each.difference.mean)
-    at = "" if most.budget is None else f" with {most.budget} entries"
-    shares = [f"{100 * share:.0f} %" for share in (most.first_mean, most.second_mean)]
+    most = max(better, key=lambda each: abs(each.difference.mean))
+    at = "" if most.budget is None else f" with a budget of {most.budget}"
+    means, losses = (most.first_mean, most.second_mean), most.only_first is None
+    own, control = (f"{x:.3f} nats" if losses else f"{100 * x:.0f} %" for x in means)
+    verb, of = ("loses", "per token") if losses else ("solves", "of the problems")
     return (
-        f"What this shows:{at} {most.first} solves {shares[0]} of the problems, and random "
-        f"eviction under the same protection {shares[1]}: its score knows what is needed."
+        f"What this shows:{at} {most.first} {verb} {own} {of}, and random "
+        f"eviction under the same protection {control}: its score knows what is needed."
     )

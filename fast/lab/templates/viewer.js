@@ -280,12 +280,14 @@ class Pane {
     this.shown = new Uint8Array(run.texts.length).fill(FUTURE);
     this.view = [0, run.texts.length];
     this.text.setAttribute("aria-label", `Text under ${run.method}`);
-    this.marks = run.texts.map((text) => (text === "" ? " none" : text.includes("\n") ? " break" : ""));
+    const meant = isProgram(run);
+    this.text.classList.toggle("lines", meant);
+    this.marks = run.shown.map((text) => (text === "" ? " none" : !meant && text.includes("\n") ? " break" : ""));
     if (run.prompt < run.texts.length) this.marks[run.prompt] += " written";
     if (run.failure) this.marks[run.failure.position] += " wrong";
     for (const position of run.failure?.lost ?? []) this.marks[position] += " lost";
     this.tellFailure();
-    this.spans = run.texts.map((text, position) => {
+    this.spans = run.shown.map((text, position) => {
       const span = element("span", className(FUTURE) + this.marks[position], text); // as text: markup in a token stays text
       span.dataset.position = position;
       span.id = `${this.text.id}-${position}`;
@@ -303,12 +305,12 @@ class Pane {
     this.failure.hidden = !runs.some((run) => run.failure); // else the panes' lines would part
     this.failure.replaceChildren();
     if (!this.run.failure) return;
-    const { position, expected, lost } = this.run.failure, named = (at) => `${JSON.stringify(this.run.texts[at])} at ${at}`;
+    const { position, lost, shown } = this.run.failure, named = (at) => quoted(this.run.shown[at]) + placeOf(this.run, at);
     this.failing = Math.min(this.run.steps.length - 1, firstFrom(this.run.steps, position + 1)); // the step that read it
     const jump = element("button", "", `✗ First wrong token: ${named(position)}`);
     jump.onclick = () => goTo(this.failing);
-    this.failure.replaceChildren(jump, ` The full cache writes ${JSON.stringify(expected)}`
-      + (lost.length ? ` and attends to what some heads have lost here: ${lost.map(named).join(", ")}.` : "."));
+    this.failure.replaceChildren(jump, ` The full cache writes ${quoted(shown)}`
+      + (lost.length ? `, because it still attends to ${lost.map(named).join(", ")}, which some heads have lost here.` : "."));
   }
 
   paint() {
@@ -388,6 +390,22 @@ class Pane {
   }
 }
 
+// Whether people read lines of a program in the place of the tokens.
+function isProgram(run) {
+  return run.shown.some((text, position) => text !== run.texts[position]);
+}
+
+function placeOf(run, position) {
+  if (!isProgram(run)) return ` at ${position}`;
+  const begins = run.shown.slice(0, position + 1).findLast((text) => text.startsWith("\n"));
+  if (!begins) return " at the beginning";
+  return ` in line ${begins.trim().split(" ").pop()}${position < run.prompt ? " of the program" : ""}`;
+}
+
+function quoted(text) {
+  return `“${text.trim() || "↵"}”`;
+}
+
 function describe(run) {
   const budget = run.budget === null ? "" : `, ${run.budget} entries`;
   const solved = run.solved === null ? "" : run.solved ? " — solves it ✓" : " — gets it wrong ✗";
@@ -397,7 +415,8 @@ function describe(run) {
 // ---- one token --------------------------------------------------------------------------------------
 
 function tellAbout(run, chosenHeads, position, step) {
-  const facts = [["token", `${JSON.stringify(run.texts[position])}, position ${position}${position < run.prompt ? ", prompt" : ""}`]];
+  const read = run.texts[position], meant = run.shown[position] === read ? "" : `${quoted(run.shown[position])}, to the model `;
+  const facts = [["token", `${meant}${JSON.stringify(read)}, position ${position}${position < run.prompt ? ", prompt" : ""}`]];
   if (position >= run.read) return [...facts, ["state", "written, never read"]];
   if (run.birth[position] > step) return [...facts, ["state", "not there yet"]];
   facts.push(["state", chosenHeads.length === 1 ? stateIn(run, chosenHeads[0], position, step) : stateOver(run, chosenHeads, position, step)]);
@@ -533,7 +552,11 @@ function theme() {
 
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
-find("about").textContent = `${timeline.model}: what each method keeps of the same prompt. A token counts as activated from attention ${timeline.threshold} on. kvlab ${timeline.kvlab}.`;
+find("about").textContent = `You see what the model ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
+  + "evicts tokens from its KV cache: coloured tokens are still there, struck-out ones are gone. Press Play or pull the slider to move "
+  + "through the steps, choose other methods above the columns, and point at a token to see what is known of it."
+  + (runs.some((run) => run.failure) ? " The page opens where an answer turns wrong." : "");
+find("made").textContent = `A token counts as activated from attention ${timeline.threshold} on. Made by kvlab ${timeline.kvlab}.`;
 if (lastStep < 30) find("speed").value = "2";
 fill(find("layer"), runs[0].layers.length, (index) => runs[0].layers[index]);
 fill(find("head"), runs[0].kv_heads, (index) => index);

@@ -142,13 +142,14 @@ def test_perplexity_says_what_it_measured(place):
     assert (row["after_eviction"], row["after_eviction_of"]) == (54, "126 tokens")
     assert (full["after_eviction"], full["gap"]) == (None, 0)
     assert row["gap"] != 0 and len(found["gains"]) == 1
-    table = perplexity(place)
+    table = perplexity(place, "--table")
     assert "43 %" in table and "blocks of 36 tokens" in table and f"% {NOTHING}" not in table
 
 
 def test_a_row_in_which_nothing_is_evicted_is_marked(place):
     asked = "--block-size", "32"
-    assert f"0 % {NOTHING}" in perplexity(place, *asked)
+    assert f"0 % {NOTHING}" in perplexity(place, *asked, "--table")
+    assert f"h2o {NOTHING}" in perplexity(place, *asked)
     found = json.loads(perplexity(place, *asked, "--json"))
     _, row = found["rows"]
     assert (row["after_eviction"], found["gains"]) == (0, [])
