@@ -15,7 +15,8 @@ vLLM's plug-in, which attends by itself, calls `decide` and `apply` alone (`vllm
 
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many it
 evicts, follows from the clock alone. Where a method's rule depends on data (DesireKV spares
-doubtful tokens), the host waits only at the steps where that method decides.
+doubtful tokens), the host waits only at the steps where that method decides. A method that the
+reference computes (`engine/host.py`) waits at every step.
 """
 
 from collections.abc import Iterator, Sequence

@@ -72,7 +72,8 @@ class Text:
         """How often each parameter had been written to when the model read the first tokens, by
         `writes_to`: `save` notices by it that weights were changed meanwhile."""
         self.model_counts_positions = False
-        """Whether the prompt has images: then the model knows what their positions are."""
+        """Whether a call gave more than text to a model that places images: then the model itself
+        knows the positions."""
         self.ends_padded = False
         """Whether `generate` was given a text whose last column is padding in a row: then it counts
         the positions of what it writes from there."""
@@ -198,7 +199,9 @@ class StreamClock:
     """
 
     ALIKE = ("records_confidence", "columns", "adapters", "noted")
-    """As in `Text`."""
+    """As in `Text`. What a token changes in place on the device, `_last` and `_prompt`, is named in
+    `places_of` of huggingface/graphs.py besides: a new tensor of that kind has to be, too, or a
+    replayed token reads an old one."""
 
     def __init__(self, records_confidence: bool) -> None:
         # the text, column by column
@@ -431,5 +434,8 @@ def fingerprints(embeddings: Float[Tensor, "N t D"]) -> Int[Tensor, "N t"]:
     """Return a number below `PADDING` for each embedding, which depends on its every bit."""
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[embeddings.itemsize]
     factors = torch.arange(1, embeddings.shape[-1] + 1, device=embeddings.device) * 0x9E3779B97F4A7
-    sums = (embeddings.detach().contiguous().view(bits).long() * factors).sum(dim=-1)
+    numbers = embeddings.detach().contiguous().view(bits).long()
+    if embeddings.itemsize == 8:  # else nothing of the upper half would be left in the sum
+        numbers = numbers ^ (numbers >> 32)
+    sums = (numbers * factors).sum(dim=-1)
     return (PADDING - 1 - (sums >> 16).remainder(FINGERPRINTS)).int()

@@ -18,7 +18,7 @@ In Triton there are three kernels; a *part* is a share of a head's entries:
 |---|---|---|
 | `sums_of_others` | a part | Σ h·v (FAST: Σ v of all), Σ h but for the dominant entry, its place |
 | `join_parts` | a row | from all parts: o, and the error of the dominant entry |
-| `errors_of_entries` | a part | the errors of all other entries |
+| `errors_of_entries` | a part | the errors of all entries; reads that of the dominant one |
 
 They are launched in this order if o is not known, and for FastCAOTE (FAST), whose o is the mean of
 all values. After attention o is given in float32, and the third alone reads all values. It is right
@@ -55,9 +55,10 @@ def eviction_errors(
     Each row of ``h`` adds up to 1, and has 0 for empty slots. ``fast`` is FastCAOTE: the mean of
     all values stands in for the output, and no slot may be empty. ``output`` is Σ h·v where
     the caller has it, as after attention; one of 16 bits, whose rounding is as large as some
-    distances to it, is computed anew, and so is any in PyTorch. Errors are float32, of distances
-    from 1e-18 to 1e18, whose squares are; an entry that has all the mass in a row, or whose error
-    is too large, gets the largest number there is.
+    distances to it, is computed anew, and so is any in PyTorch. Triton returns float32, and is
+    right for distances from 1e-18 to 1e18, because it squares them in float32; PyTorch returns the
+    format of ``h``. An entry that has all the mass in a row, or whose error is too large, gets the
+    largest number there is.
     """
     summed_wrongly = FLOAT32_IS_WRONG_ON_CUDA and values.is_cuda and values.itemsize > 2
     if uses_triton(h) and not summed_wrongly:
@@ -127,7 +128,9 @@ def fast_errors_per_row(
 # --- in Triton ------------------------------------------------------------------------------------
 
 DOMINANT = constexpr(0.5)
-"""Weight above which an entry's error is computed from the output of all others."""
+"""Weight above which an entry's error is computed from the output of all others. At least one
+half, because a row has one place for such an entry; `remaining_mass` and `errors_per_row` have it,
+too."""
 DOMINANT_IN_FLOAT32 = 0.999
 """The same for an output that is given in float32: its distance loses three of seven digits here.
 One program alone then sums the others, which is slow: 8 KiB of values at a time."""

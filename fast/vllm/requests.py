@@ -24,6 +24,7 @@ class Place:
     preemptions: int
     """How often the request was preempted: what it had kept before is gone."""
     prompt: int
+    """Tokens that are read before any is written: after a preemption also those written before."""
     seen: int
     """Tokens after this step, of which ``tokens`` are new."""
     tokens: int
@@ -58,7 +59,7 @@ class Requests:
     def __init__(self, settings: Settings, layers: Sequence[str], every: Sequence[str]) -> None:
         self.settings, self.of_model = settings, len(every)
         self.numbers = [number for number, name in enumerate(every) if name in layers]
-        """Of the layers in the model."""
+        """Numbers that the layers of this table have in the model."""
         self.layers = {every[number]: place for place, number in enumerate(self.numbers)}
         self.requests: dict[str, Request] = {}
         self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
@@ -80,7 +81,10 @@ class Requests:
         self.places = places
 
     def batch(self, metadata: Any) -> "Batch | None":
-        """Return the batch of a step, the same for all layers; None outside of steps."""
+        """Return the batch of a step, the same for all layers; None outside of steps.
+
+        Layers of one group are given the same metadata: another one begins another step.
+        """
         if not self.places:
             return None
         if self._batch is None or self._batch.given is not metadata:

@@ -9,6 +9,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvlab.fast import compress
+from kvlab.fast.huggingface.text import fingerprints
 from support.models import GREEDY, prompts, tiny
 
 TEXT = prompts([24])["input_ids"]
@@ -151,3 +152,8 @@ def test_a_context_is_not_saved_as_read_with_other_weights(change, tmp_path):
         cache.save(tmp_path / "after")
         cache.load(tmp_path / "after")
         cache.save(tmp_path / "after")
+
+
+def test_given_vectors_are_told_apart_by_every_bit():
+    given = torch.tensor([1, -1, 2, 1 + 2**-52], dtype=torch.float64)[None, :, None]
+    assert len(fingerprints(given).unique()) == 4

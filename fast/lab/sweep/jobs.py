@@ -53,7 +53,9 @@ class Result:
     - `_measure`, after `_solve` on the job's first problems: all from ``output_error`` to
       ``steps_after_eviction``. What is rated is not measured.
 
-    None is what does not apply.
+    None is what does not apply. Stored rows leave out what has its default, and published ones may
+    lack a column whose default is None: so a new column has the default None, and no default
+    changes.
     """
 
     job: str
@@ -148,7 +150,7 @@ def do_job(job: Job) -> list[Result]:
     """
     if job.outside and job.outside != methods.discover():
         raise ValueError(f"{job.method} was changed while the sweep ran; run the sweep again")
-    questions = _questions(job)
+    questions = _questions(job)  # outside of `try`: a wrong device or revision refuses no method
     refusals = {each.number: _refusal(job, each) for each in questions}
     fitting = [each for each in questions if refusals[each.number] is None]
     figures: dict[int, Figures] = {}
@@ -383,7 +385,10 @@ def _backend(job: Job) -> Backend:
 
 
 def _checked(job: Job, backend: Backend) -> Backend:
-    """Return a backend; ValueError if it is not what the job was planned for."""
+    """Return a backend; ValueError if it is not what the job was planned for.
+
+    A directory's weights are not read again: its fingerprint is taken for the plan's.
+    """
     location = _location(job)
     dtype = backend.dtype if job.dtype == AS_STORED else job.dtype
     mark = job.fingerprint if Path(location).is_dir() else fingerprint(location)
