@@ -231,13 +231,15 @@ def stopped_by(stop: KeyboardInterrupt) -> NoReturn:
 
 
 class StoppableCommand(Stoppable, TyperCommand):
-    """A single command, whose options count as often as they are given."""
+    """A single command; every name that is given to an option counts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an option of which only the last value would count."""
-        given: list[Any] = self.make_parser(ctx).parse_args([*args])[2]
+        """Refuse names of which only the last would count; of numbers the last one does."""
+        parsed: tuple[dict[str, Any], Any, list[Any]] = self.make_parser(ctx).parse_args([*args])
+        values, _, given = parsed
         for each in given:
-            if given.count(each) > 1 and not (each.multiple or each.is_flag):
+            number = str(values.get(each.name)).replace(".", "").isdecimal()
+            if given.count(each) > 1 and not (number or each.multiple or each.is_flag):
                 raise typer.BadParameter("may be given once", ctx, each)
         return super().parse_args(ctx, args)
 

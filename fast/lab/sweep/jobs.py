@@ -53,9 +53,7 @@ class Result:
     - `_measure`, after `_solve` on the job's first problems: all from ``output_error`` to
       ``steps_after_eviction``. What is rated is not measured.
 
-    None is what does not apply. Stored rows leave out what has its default, and published ones may
-    lack a column whose default is None: so a new column has the default None, and no default
-    changes.
+    None is what does not apply; new columns have this default, and no default ever changes.
     """
 
     job: str
@@ -385,10 +383,7 @@ def _backend(job: Job) -> Backend:
 
 
 def _checked(job: Job, backend: Backend) -> Backend:
-    """Return a backend; ValueError if it is not what the job was planned for.
-
-    A directory's weights are not read again: its fingerprint is taken for the plan's.
-    """
+    """Return a backend; ValueError if it is not as planned. A directory's weights are not read."""
     location = _location(job)
     dtype = backend.dtype if job.dtype == AS_STORED else job.dtype
     mark = job.fingerprint if Path(location).is_dir() else fingerprint(location)

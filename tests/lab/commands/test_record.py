@@ -107,7 +107,7 @@ def test_statistics_are_of_the_queries_before_their_rotation(reasoner, trace, tm
 
 def test_statistics_of_a_command_serve_a_method(tmp_path):
     path = str(tmp_path / "statistics")
-    told = ["--prompt", "1+1=", "--max-new-tokens", "6"]
+    told = ["--prompt", "1 + 1 =", "--max-new-tokens", "6"]
     printed("trace", *told, "--statistics", "-o", path)
     for method in ("expected_attention@sinks=1,every=2", "triattention@every=2"):
         told[-1:] = ["8", "--budget", "4", "--method", f"{method},statistics={path}"]

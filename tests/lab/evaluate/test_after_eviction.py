@@ -128,9 +128,9 @@ def place(tmp_path_factory):
     return folder
 
 
-def perplexity(place, *more):
+def perplexity(place, *more, method="h2o"):
     asked = ["perplexity", "--model", place / "model", "--text", place / "text.txt"]
-    asked += ["--window", "64", "--windows", "2", "--budgets", "32", "--methods", "h2o", *more]
+    asked += ["--window", "64", "--windows", "2", "--budgets", "32", "--methods", method, *more]
     return printed(*asked)
 
 
@@ -158,8 +158,8 @@ def test_a_row_in_which_nothing_is_evicted_is_marked(place):
 
 def test_rows_whose_entries_are_coded_are_not_the_full_caches(place):
     """Nothing is evicted from 64 entries, but nvfp4 changes every one: a gap, and no mark."""
-    asked = "--budgets", "64", "--methods", "h2o@precision=nvfp4", "--json"
-    *_, row = json.loads(perplexity(place, *asked))["rows"]
+    found = perplexity(place, "--json", "--budgets", "64", method="h2o@precision=nvfp4")
+    *_, row = json.loads(found)["rows"]
     assert row["after_eviction"] is None and abs(row["gap"]) > 1e-4
 
 

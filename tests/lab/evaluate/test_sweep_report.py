@@ -293,7 +293,7 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
     assert better == [("h2o", 50), ("knorm", 50)] and len(gains) == 3
     most = max(gains, key=lambda each: each.difference.mean)
     shares = [f"{100 * share:.0f} % " for share in (most.first_mean, most.second_mean)]
-    assert f"50 entries {most.first} solves {shares[0]}" in seen(gains)
+    assert f"50 {most.first} solves {shares[0]}" in seen(gains)
     assert shares[1].strip() in seen(gains) and seen([]) == ""
     assert seen([each for each in gains if each.verdict != each.first]).startswith("On so few")
     table = gains_table(gains, BY_SOLVED)
