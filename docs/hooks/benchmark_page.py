@@ -13,6 +13,8 @@ from study.benchmarks import gpu_of, result_blocks, results
 from study.pays import drawn_map
 
 MARK, MAP = "<!-- results -->", "<!-- map -->"
+SHOWN = 16
+"""Rows of a table that stands open where nothing is drawn of it."""
 NO_GPU = (
     "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` "
     "measures kernels and whole models ([Kernels](kernels.md)); its files appear here once they "
@@ -47,7 +49,7 @@ def written_results() -> str:
         drawn = False
         for block in result_blocks(*each):
             parts.append(shown(block.picture) if isinstance(block, Drawing) else written(block))
-            if drawn and isinstance(block, Table):
+            if isinstance(block, Table) and (drawn or len(block.rows) > SHOWN):
                 parts[-1] = folded("The figures", [parts[-1]], "note")
             drawn = drawn or isinstance(block, Drawing)
     return "\n\n".join(parts)
