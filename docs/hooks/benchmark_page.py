@@ -15,6 +15,8 @@ from study.pays import drawn_map
 MARK, MAP = "<!-- results -->", "<!-- map -->"
 SHOWN = 16
 """Rows of a table that stands open where nothing is drawn of it."""
+FEW = 7
+"""Rows of a table that says all without a picture."""
 NO_GPU = (
     "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` "
     "measures kernels and whole models ([Kernels](kernels.md)); its files appear here once they "
@@ -46,8 +48,10 @@ def written_results() -> str:
     found = results()
     parts = [] if any(map(gpu_of, found.values())) else [NO_GPU]
     for each in found.items():
-        drawn = False
-        for block in result_blocks(*each):
+        drawn, blocks = False, [*result_blocks(*each)]
+        for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+            if isinstance(block, Drawing) and isinstance(after, Table) and len(after.rows) <= FEW:
+                continue
             parts.append(shown(block.picture) if isinstance(block, Drawing) else written(block))
             if isinstance(block, Table) and (drawn or len(block.rows) > SHOWN):
                 parts[-1] = folded("The figures", [parts[-1]], "note")
