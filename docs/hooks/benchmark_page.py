@@ -15,7 +15,7 @@ from study.pays import drawn_map
 MARK, MAP = "<!-- results -->", "<!-- map -->"
 SHOWN = 16
 """Rows of a table that stands open where nothing is drawn of it."""
-FEW = 7
+FEW = 17
 """Rows of a table that says all without a picture."""
 NO_GPU = (
     "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` "
