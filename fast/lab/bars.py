@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from kvlab.fast.lab.evaluate.controls import NO_GAIN, is_significant
+from kvlab.fast.lab.evaluate.controls import NO_GAIN, gain_mark, gain_of, is_significant
 from kvlab.fast.lab.evaluate.pairs import Test as Gain
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import EXCEEDED, NOTHING, MeasuredRow, budget_mark
@@ -54,8 +54,7 @@ class Bars:
 
     def gain(self, row: MeasuredRow) -> Gain | None:
         """Return a method's test against its control, if that ran at its budget."""
-        at = row.method, row.budget
-        return next((each for each in self.gains if (each.first, each.budget) == at), None)
+        return gain_of(self.gains, row.method, row.budget)
 
     def lines(self, width: int) -> Iterator[Text]:
         """Draw the bars for a terminal of so many columns, and say what the signs mean."""
@@ -81,9 +80,8 @@ class Bars:
 
     def name(self, row: MeasuredRow) -> str:
         """Return a row's name with its marks."""
-        gain = self.gain(row)
         marks = budget_mark(row) if hasattr(row, "holds_budget") else ""
-        marks += f" {NO_GAIN}" if gain is not None and not is_significant(gain) else ""
+        marks += gain_mark(self.gain(row))
         return visible(row.method + marks + f" {NOTHING}" * row.measures_nothing)
 
     def written(self, found: Interval | None, ends: bool) -> str:

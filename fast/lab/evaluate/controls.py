@@ -112,6 +112,16 @@ def _gain(
     return Bold(text) if is_significant(gain) else f"{text} {NO_GAIN}"
 
 
+def gain_of(gains: Sequence[Test], method: str, budget: int | str | None) -> Test | None:
+    """Return a method's test against its control at a budget, if that ran."""
+    return next((each for each in gains if (each.first, each.budget) == (method, budget)), None)
+
+
+def gain_mark(gain: Test | None) -> str:
+    """Return the mark of a row that is not significantly better than its control."""
+    return "" if gain is None or is_significant(gain) else f" {NO_GAIN}"
+
+
 def seen(gains: Sequence[Test]) -> str:
     """Say in one sentence which method gains most over its control; nothing without controls."""
     if not gains:

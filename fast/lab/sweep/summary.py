@@ -11,7 +11,7 @@ from operator import attrgetter, is_not
 from statistics import fmean
 from typing import Any
 
-from kvlab.fast.lab.evaluate.controls import NO_GAIN, after_eviction, is_significant, matched
+from kvlab.fast.lab.evaluate.controls import after_eviction, gain_mark, gain_of, matched
 from kvlab.fast.lab.evaluate.pairs import Measure, Test, paired_tests, winners
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
@@ -253,9 +253,7 @@ class TaskSummary:
 
     def gain_mark(self, point: Point) -> str:
         """Return the mark of a point that is not significantly better than its control."""
-        at = point.method, point.budget
-        found = [each for each in self.gains if (each.first, each.budget) == at]
-        return "" if all(map(is_significant, found)) else f" {NO_GAIN}"
+        return gain_mark(gain_of(self.gains, point.method, point.budget))
 
 
 @dataclass(frozen=True)
