@@ -13,10 +13,6 @@ from study.benchmarks import gpu_of, result_blocks, results
 from study.pays import drawn_map
 
 MARK, MAP = "<!-- results -->", "<!-- map -->"
-SHOWN = 16
-"""Rows of a table that stands open where nothing is drawn of it."""
-FEW = 17
-"""Rows of a table that says all without a picture."""
 NO_GPU = (
     "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` "
     "measures kernels and whole models ([Kernels](kernels.md)); its files appear here once they "
@@ -48,12 +44,11 @@ def written_results() -> str:
     found = results()
     parts = [] if any(map(gpu_of, found.values())) else [NO_GPU]
     for each in found.items():
-        drawn, blocks = False, [*result_blocks(*each)]
-        for block, after in zip(blocks, [*blocks[1:], None], strict=True):
-            if isinstance(block, Drawing) and isinstance(after, Table) and len(after.rows) <= FEW:
-                continue
-            parts.append(shown(block.picture) if isinstance(block, Drawing) else written(block))
-            if isinstance(block, Table) and (drawn or len(block.rows) > SHOWN):
-                parts[-1] = folded("The figures", [parts[-1]], "note")
-            drawn = drawn or isinstance(block, Drawing)
+        for block in result_blocks(*each):
+            if isinstance(block, Drawing):
+                parts.append(shown(block.picture))
+            elif isinstance(block, Table):
+                parts.append(folded("The figures", [written(block)], "note"))
+            else:
+                parts.append(written(block))
     return "\n\n".join(parts)

@@ -158,7 +158,7 @@ def first_token(full: Mapping[str, Any]) -> tuple[Column, Column]:
 
 def speeds(outcomes: Sequence[Mapping[str, Any]]) -> Picture:
     """Draw tokens per second, from the lowest to the highest round, beside the full cache's."""
-    figure, (axes,) = canvas(width=NARROW, height=0.7 + 0.29 * len(outcomes))
+    figure, (axes,) = canvas(width=NARROW, height=0.7 + 0.23 * len(outcomes))
     for place, each in enumerate(reversed(outcomes)):
         found, (_, median, _) = each["tokens_per_second"], each["quartiles"]
         ends = [[median - min(found)], [max(found) - median]]
