@@ -15,6 +15,7 @@ from support.sampling import sampled
 
 REFERENCE, LESSON = Path("docs/conformance.md"), Path("docs/kernel_fails.md")
 EXAMPLE = Path("docs/examples/conformance/failing_kernel.py")
+JOINED = {"cache_pages", "cache_shared_heads", "cache_codes", "cache_pairs"}
 USUAL = {"page": 1, "page_score": "mean", "kv_heads": "head", "precision": "full"}
 
 
@@ -52,6 +53,27 @@ def window_keeps_all():
     return [(len(x), x.keys.bits.max()) for x in row.caches] == [(4, 8), (9, 16)] * 2
 
 
+def sizes_are_as_wide_as_said():
+    """Heads, blocks and channels of the large cases of attention, entries of any of them."""
+    large = [x for x in sized_cases("kernel", 0, "attend".__eq__) if x.group == "large_pairs"]
+    of_queries = zip(*[x.inputs["queries"].shape[1:] for x in large], strict=True)
+    ends = [(min(each), max(each)) for each in of_queries]
+    ends.append(max(x.inputs["keys"].shape[1] for x in large))
+    return ends == [(1, 32), (1, 130), (64, 256), 4110]
+
+
+def indices_are_as_wide_as_said():
+    """Pages, slots and lengths on both sides of 2^15 and 2^16; positions; users of a block."""
+    asked = ("attend_requests", "write_pages", "rotate", "events")
+    wide = [x for x in sized_cases("kernel", 0, asked.__contains__) if x.group == "wide_indices"]
+    named = ("tables", "slots", "lengths", "positions", "script")
+    most = {n: [x.inputs[n].max() for x in wide if n in x.inputs] for n in named}
+    around = all(
+        any(abs(x - 2**power) < 256 for x in most[n]) for n in named[:3] for power in (15, 16)
+    )
+    return around and max(most["positions"]) > 2**20 and max(most["script"]) > 255
+
+
 SAID = {
     "All steps of a method but `store`, and whole caches, have cases under the": lambda: (
         {x.operation for x in under_options("page", "kv_heads") if x.target != "raas.keep"}
@@ -61,10 +83,7 @@ SAID = {
         not any(x.parameters["kv_heads"] == "model" for x in under_options("kv_heads"))
     ),
     "Cases of the groups `cache_pages`, `cache_shared_heads`, `cache_codes` and `cache_pairs`": (
-        lambda: (
-            {x.group for x in under_options(*USUAL) if x.operation == "whole_cache"}
-            == {"cache_pages", "cache_shared_heads", "cache_codes", "cache_pairs"}
-        )
+        lambda: {x.group for x in under_options(*USUAL) if x.operation == "whole_cache"} == JOINED
     ),
     "and always returns whole pages": whole_pages_are_kept,
     "they keep all entries, uncoded, whatever the precision is": window_keeps_all,
@@ -72,6 +91,14 @@ SAID = {
         {(x.method, x.parameters.get("precision")) for x in of_caches("learned_sinks")}
         == {("full", None)}
     ),
+    "in all others these options are absent": lambda: (
+        {x.group for x in of_caches("tokens") if {*USUAL} & {*x.parameters}} == JOINED
+    ),
+    "in some cases a second turn of several": lambda: any(
+        max(x.inputs["calls"][1:]) > 1 for x in of_caches("calls")
+    ),
+    "channels, 1 to 32 query heads per KV head, blocks of 1 to 130": sizes_are_as_wide_as_said,
+    "page numbers, slots and lengths around 2¹⁵ and 2¹⁶": indices_are_as_wide_as_said,
 }
 """What the page of reference says there is, and whether it is so."""
 
