@@ -5,7 +5,7 @@ from typing import Annotated, cast
 import typer
 from typer.core import TyperGroup
 
-from kvlab.fast.lab.commands import conformance, engines, models
+from kvlab.fast.lab.commands import board, conformance, engines, models
 from kvlab.fast.lab.commands.compare import compare
 from kvlab.fast.lab.commands.eval import evaluate
 from kvlab.fast.lab.commands.generate import generate, trace
@@ -34,6 +34,7 @@ add_commands(app, compare=compare, methods=methods, recurrence=recurrence, gener
 add_commands(app, trace=trace, view=view, simulate=simulate, plan=plan, prove=prove, sweep=sweep)
 add_commands(app, report=report, perplexity=perplexity, needle=needle, eval=evaluate)
 app.add_typer(conformance.app, name="conformance")
+app.add_typer(board.app, name="board")
 app.add_typer(models.app, name="models")
 app.add_typer(engines.app, name="engines")
 

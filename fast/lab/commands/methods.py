@@ -1,26 +1,37 @@
 """``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
 
-from collections.abc import Mapping
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from typer import Exit
+
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Table
-from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
+from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.models import EMBEDDED
+from kvlab.reference.outside import OUTSIDE, named
 from kvlab.reference.simulator.observed import intervals, recurrence as sum_up
 
 
 def methods(
     name: str | None = None,
+    files: list[Path] | None = None,
     divergences: bool = False,
     json: bool = False,
 ) -> None:
-    """List methods, their options and variants, or the divergences of one."""
+    """List methods, their options and variants, or the divergences of one; check one's own."""
+    if name == "check":
+        _check(files or [], json)
+        return
+    if files:
+        raise ValueError(f"files = {files[0]} needs the word check before it")
     method = None if name is None else registry.base_name(name)
     if method is not None:
         registry.divergences(method)  # refuses an unknown name
@@ -46,6 +57,36 @@ def methods(
     print_caption(f"options of every method: {_options_of(registry.OF_EVERY_METHOD)}")
     if method is None:
         print_table(Table(("variant", "is"), list(registry.variants().items()), words=2))
+
+
+def _check(files: Sequence[Path], as_json: bool) -> None:
+    """Compare the PyTorch side of methods in files with their NumPy side, step by step."""
+    from kvlab.fast.lab.conformance import IMPLEMENTATIONS
+    from kvlab.reference.conformance.checker import check
+    from kvlab.reference.conformance.report import Status, describe, to_plain
+
+    if missing := [str(each) for each in files if not each.is_file()] or not files:
+        raise ValueError(f"files = {missing or '[]'} must be Python files with methods of your own")
+    before = registry.names()
+    os.environ[OUTSIDE] = os.pathsep.join([*named(), *map(str, files)])
+    registry.discover_again()
+    own = [each for each in registry.names() if each not in before]
+    if not own:
+        raise ValueError(f"files = {', '.join(map(str, files))} define no method that is new")
+    with reporting() as progress:
+        found = check(own, IMPLEMENTATIONS, arrays="torch", progress=progress)
+    if as_json:
+        print_json(to_plain(found))
+    else:
+        ended = Counter((x.case.target, x.status) for x in found.outcomes)
+        told = (Status.PASSED, Status.FAILED)
+        steps = dict.fromkeys(target for target, status in ended if status in told)
+        rows = [(step, *(str(ended[step, each]) for each in told)) for step in steps]
+        print_table(Table(("step", "agree", "differ"), rows))
+        for each in found.failures()[:1]:
+            print_line(describe(each))
+    if not found.passed:
+        raise Exit(1)
 
 
 def _options_of(defaults: Mapping[str, Any]) -> str:

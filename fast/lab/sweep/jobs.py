@@ -87,6 +87,8 @@ class Result:
     steps: int | None = None
     """Over which error, KL and agreement are means: a token is fed at each but the first."""
     steps_after_eviction: int | None = None
+    mean_nbytes: float | None = None
+    """Bytes on average over those steps."""
     seconds_per_token: float | None = None
     written: str | None = None
     """The answer, if the problem is one's own."""

@@ -1,6 +1,7 @@
 """All commands: help, what every option refuses, the data that they print, and how they start."""
 
 import signal
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,8 @@ import typer
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.commands import options
-from support.running import python
+from support.outside import methods_named, write_files
+from support.running import invoke, python
 from support.sampling import slow
 
 
@@ -198,3 +200,17 @@ main()
     expected = f"kvlab: this command needs {missing}: pip install 'kvlab[fast]'"
     assert [line for line in done.stderr.splitlines() if line.strip()] == [expected]
     assert done.stdout == ""
+
+
+def test_both_sides_of_a_method_of_one_s_own_are_compared(tmp_path):
+    fast, *reference = write_files(tmp_path)
+    fast.write_text(fast.read_text().replace("clock.seen - ", "clock.seen + "))
+    with methods_named():
+        done = invoke("methods", "check", *reference, fast)
+    for each in (fast, *reference):
+        sys.modules.pop(each.stem)
+    assert done.exit_code == 1 and "smallest: scores is wrong" in done.stdout
+    for step, *counts in (("observe", 21, 0), ("score", 0, 21), ("keep", 21, 0)):
+        assert f"looks.{step} {counts[0]} {counts[1]}" in " ".join(done.stdout.split())
+    refused = invoke("methods", "check", tmp_path / "none.py")
+    assert "must be Python files with methods of your own" in str(refused.exception)
