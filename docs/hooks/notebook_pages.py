@@ -18,7 +18,7 @@ from kvlab.fast.lab.drawing import LIGHT_OR_DARK  # noqa: E402
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 PAGES = {path.stem[:2]: f"{path.stem}.md" for path in NOTEBOOKS}
-ASKED = "Predicted? Show what it is"
+ASKED = "Predict, then open"
 """What opens outputs that a reader predicts first."""
 MENTION = re.compile(r"\b(?P<claim>(?:AK|CA|DE|LE)-\d+[a-z]?)\b|\bnotebook (?P<number>\d\d)\b")
 """Claims and other notebooks, which a page links."""
