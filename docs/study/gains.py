@@ -10,11 +10,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from kvlab.fast.lab.drawing import GREY, NARROW, Picture, canvas, finish, name_rows
+from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.controls import is_significant
 from kvlab.fast.lab.sweep.summary import Test
 from study.stored import sorted_gains, stored_summary
 
+PHONE = 3.75
+"""Inches of a phone's page: nothing is drawn smaller there."""
 LOSS = "nats per token gained over the control"
 SOLVED = "points gained over the control"
 CHARTS = {
@@ -52,7 +54,7 @@ def draw(file: str, narrow: bool) -> Picture:
     names = list(dict.fromkeys(name for gains in shown.values() for name in gains))
     if narrow:
         height = 0.4 + len(shown) * (0.4 + 0.27 * len(names))
-        figure, axes = canvas(rows=len(shown), width=NARROW, height=height, sharex=True)
+        figure, axes = canvas(rows=len(shown), width=PHONE, height=height, sharex=True)
     else:
         width = 10 if len(shown) > 1 else 6
         height = 0.9 + 0.24 * len(names)
