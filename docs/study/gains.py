@@ -42,7 +42,7 @@ def panels(sweeps: Sequence[str]) -> dict[str, dict[str, Test]]:
             title = f"{each.budget} entries"
             if len(sweeps) > 1:
                 tokens = stored_summary(name).points[0].results[0].prompt_tokens
-                title = f"{each.budget} of about {round(tokens, -3):,} entries"
+                title = f"{each.budget} of about {round(tokens or 0, -3):,} entries"
             found.setdefault(title, {})[each.first] = each
     return found
 

@@ -1,6 +1,6 @@
 """A sketch for each of the KV puzzles: a small example of what goes in and what comes out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Sketch:
         """Write words; ``more`` are attributes."""
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {more}>{words}</text>')
 
-    def row(self, name: str, cells: Sequence[Any], kinds: Sequence[str] = ()) -> None:
+    def row(self, name: str, cells: Iterable[Any], kinds: Sequence[str] = ()) -> None:
         """Draw a row of cells, of the kinds that `FILLS` names."""
         self.text(0, self.y + 16, name)
         for place, cell in enumerate(cells):
