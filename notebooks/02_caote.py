@@ -39,6 +39,17 @@ evictions.scores_by_entry(alpha, values)
 # by 0.47. For the last column the softmax ran again without the entry. CAOTE's score gives the same
 # numbers at once.
 #
+# Now move the value of entry 0 towards the output, and past it; its weight stays. **Predict
+# first:** where does CAOTE evict entry 0 in place of entry 1?
+
+# %%
+from study import dragged
+
+dragged.dragged_value(alpha, values, entry=0)
+
+# %% [markdown]
+# Near the output: what lies there can be evicted without a trace, whatever its weight.
+#
 # ## The equation
 #
 # When entry $j$ is evicted, every other weight grows to $\alpha_i / (1 - \alpha_j)$ (Theorem 3.1).

@@ -20,6 +20,7 @@ import numpy as np
 
 from classroom import Exercises
 from kvlab.reference.conformance import check
+from study import puzzles
 
 attempt = Exercises("11_kv_puzzles", globals())
 
@@ -27,6 +28,9 @@ attempt = Exercises("11_kv_puzzles", globals())
 # **1. Attention with a mask.** Return the probabilities `[G, rho, m, n]` of queries
 # `[G, rho, m, d]` over keys `[G, n, d]`. A query sees an entry if the entry's position `[G, n]` is
 # not after the query's own position `[m]`. Logits are $q \cdot k / \sqrt{d}$.
+
+# %%
+puzzles.draw(1)
 
 
 # %% tags=["exercise"]
@@ -39,6 +43,9 @@ attempt(1)
 # **2. H2O's sum.** `received` `[G, n]` is the attention that each entry has received so far. Add
 # what the newest block gives, `weights` `[G, rho, m, n]`: the sum over its queries, and the mean
 # over the query heads.
+
+# %%
+puzzles.draw(2)
 
 
 # %% tags=["exercise"]
@@ -53,6 +60,9 @@ attempt(2)
 # move (L2 norm)? Return the answer for every entry, `[n]` (Eq. 8). No entry of the test vectors has
 # nearly all the weight, because there the printed formula loses its digits (notebook 02).
 
+# %%
+puzzles.draw(3)
+
 
 # %% tags=["exercise"]
 def caote(h, values): ...
@@ -62,6 +72,9 @@ attempt(3)
 
 # %% [markdown]
 # **4. FastCAOTE.** The same with the plain mean of all values in the place of the output (Eq. 23).
+
+# %%
+puzzles.draw(4)
 
 
 # %% tags=["exercise"]
@@ -76,6 +89,9 @@ attempt(4)
 # `step` the entries that `active` `[G, n]` marks are activated. (A new entry has the stamp of the
 # step before, and the interval 0.) Return the new `stamp` and `interval`.
 
+# %%
+puzzles.draw(5)
+
 
 # %% tags=["exercise"]
 def recur(stamp, interval, active, step): ...
@@ -89,6 +105,9 @@ attempt(5)
 # Of two equal scores the *later* entry is kept, because it is newer. Scores may be infinite, and
 # room may exceed the number of entries.
 
+# %%
+puzzles.draw(6)
+
 
 # %% tags=["exercise"]
 def keep_set(scores, protected, room): ...
@@ -100,6 +119,9 @@ attempt(6)
 # **7. Compaction.** Each KV head keeps entries of its own, `keep` `[G, kept]`. Select them in
 # every array `[G, n, ...]`: keys, values, positions and all that a method remembers. Return a
 # tuple.
+
+# %%
+puzzles.draw(7)
 
 
 # %% tags=["exercise"]
@@ -114,6 +136,9 @@ attempt(7)
 # cache still holds those at the positions `kept`. Their keys were rotated by their positions in the
 # text. Rotate the next token's query `[d]`, so that distances are right.
 
+# %%
+puzzles.draw(8)
+
 
 # %% tags=["exercise"]
 def rotate(query, kept, seen, frequencies): ...
@@ -125,6 +150,9 @@ attempt(8)
 # **9. A page table.** Memory is cut into pages of `page` places, `memory` `[pages, page, G, d]`.
 # `table[p]` is the page that holds the positions p · page to (p + 1) · page − 1, or −1 if they were
 # evicted. Return the positions `[n]` that are kept, ascending, and their vectors `[n, G, d]`.
+
+# %%
+puzzles.draw(9)
 
 
 # %% tags=["exercise"]
@@ -138,6 +166,9 @@ attempt(9)
 # $2^{bits} - 1$, so that scale · code + zero is off by at most half a step. Return codes
 # `[rows, group]`, scale and zero point `[rows, 1]`. A row may be constant.
 
+# %%
+puzzles.draw(10)
+
 
 # %% tags=["exercise"]
 def code(x, bits): ...
@@ -150,6 +181,9 @@ attempt(10)
 # `i` `[m]` counts the tokens that compete and `k` is the budget (Eq. 12). Where no more than `k`
 # tokens compete, the factor is 1. Return the factors `[m]`.
 
+# %%
+puzzles.draw(11)
+
 
 # %% tags=["exercise"]
 def step_gain(i, k): ...
@@ -160,6 +194,9 @@ attempt(11)
 # %% [markdown]
 # **12. Protection.** Mark (`[G, n]`, true or false) the first `sinks` tokens of the *text* that are
 # still there, and the newest `recent` entries of the *cache*. `positions` `[G, n]` ascend.
+
+# %%
+puzzles.draw(12)
 
 
 # %% tags=["exercise"]

@@ -26,6 +26,17 @@ def read(notebook: str) -> dict[int, Exercise]:
     return found
 
 
+def predicted(notebook: Any) -> list[Any]:
+    """Return the cells whose outputs a reader predicts first: the code after a text that asks."""
+    asked, found = False, []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            asked = "redict first" in " ".join(cell.source.split())
+        elif asked and "exercise" not in cell.metadata.get("tags", []):
+            found.append(cell)
+    return found
+
+
 def _is_empty(answer: Any) -> bool:
     def stub() -> None: ...
 

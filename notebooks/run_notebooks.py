@@ -23,7 +23,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
-from exercises import read
+from exercises import predicted, read
 
 NOTEBOOKS = Path(__file__).parent
 ROOT = NOTEBOOKS.parent
@@ -97,8 +97,13 @@ def run(source: Path) -> list[str]:
 
 
 def unexecuted(source: Path) -> nbformat.NotebookNode:
-    """Return the notebook that a script is; its cells are numbered, so that none has two names."""
+    """Return the notebook that a script is; its cells are numbered, so that none has two names.
+
+    Jupyter shows outputs that a reader predicts first on a click.
+    """
     notebook = jupytext.read(source)
+    for cell in predicted(notebook):
+        cell.metadata["jupyter"] = {"outputs_hidden": True}
     for number, cell in enumerate(notebook.cells):
         cell["id"] = str(number)
     return notebook

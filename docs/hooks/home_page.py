@@ -20,12 +20,15 @@ from kvlab.fast.lab.viewing import (
     write_viewer,
 )
 from kvlab.fast.models import fetched_directory, is_fetched
+from study import main_result
 from study.stored import REAL
 
 ROOT = Path(__file__).parents[2]
 
 MARK = "<!-- played -->"
 """Where the page plays it."""
+RESULT = "<!-- main result -->"
+"""Where the page has the picture of the README, in its own ink."""
 
 LARGEST = 2_000_000
 """Bytes of a page that is played."""
@@ -41,16 +44,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Play a generation at the mark of the page.
+    """Play a generation at one mark of the page, and draw the main result at the other.
 
     Raises:
-        PluginError: if the mark is missing.
+        PluginError: if a mark is missing.
     """
     if page.file.src_uri != "index.md":
         return markdown
-    if markdown.count(MARK) != 1:
-        raise PluginError(f"docs/index.md must hold {MARK} once")
-    return markdown.replace(MARK, played())
+    for mark in (MARK, RESULT):
+        if markdown.count(mark) != 1:
+            raise PluginError(f"docs/index.md must hold {mark} once")
+    return markdown.replace(MARK, played()).replace(RESULT, unsearched(main_result.draw()))
 
 
 # --- the generations -----------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "notebooks"))
 
-from exercises import read  # noqa: E402  (the notebooks' own)
+from exercises import predicted, read  # noqa: E402  (the notebooks' own)
 from kvlab.fast.lab.drawing import LIGHT_OR_DARK  # noqa: E402
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 PAGES = {path.stem[:2]: f"{path.stem}.md" for path in NOTEBOOKS}
+ASKED = "Predict, then open"
+"""What opens outputs that a reader predicts first."""
 MENTION = re.compile(r"\b(?P<claim>(?:AK|CA|DE|LE)-\d+[a-z]?)\b|\bnotebook (?P<number>\d\d)\b")
 """Claims and other notebooks, which a page links."""
 
@@ -34,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
-    """Write a page; hints and a solution are folded and stand below a check."""
+    """Write a page; hints and a solution are folded, and so is what a reader is to predict."""
     title, *cells = notebook.cells
     exercises = iter(read(name).values())
     heading, _, introduction = title.source.partition("\n")
@@ -45,6 +47,7 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
         f"({name}.ipynb) · [script]({name}.py) · [how](../use.md#notebooks)</p>",
         MENTION.sub(linked, introduction.strip()),
     ]
+    asked = predicted(notebook)
     for cell in cells:
         if cell.cell_type == "markdown":
             parts.append(MENTION.sub(linked, cell.source))
@@ -56,8 +59,15 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
                 folded("A solution", [fence(solution), fence(check, heading="the check")]),
             ]
         else:
-            parts += [fence(cell.source), *outputs(cell)]
+            shown = list(outputs(cell))
+            parts += [fence(cell.source), *(behind_a_click(shown) if cell in asked else shown)]
     return "\n\n".join(parts) + "\n"
+
+
+def behind_a_click(shown: list[str]) -> list[str]:
+    """Fold outputs that a reader predicts first; pictures are HTML, which may not be indented."""
+    opening = f'<details class="question" markdown><summary>{ASKED}</summary>'
+    return [opening, *shown, "</details>"] if shown else []
 
 
 def linked(mention: re.Match[str]) -> str:

@@ -3,47 +3,77 @@
 python -m study.gains docs
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from kvlab.fast.lab.drawing import GREY, NARROW, Picture, canvas, finish, name_rows
+from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.controls import is_significant
-from study.stored import sorted_gains
+from kvlab.fast.lab.sweep.summary import Test
+from study.stored import sorted_gains, stored_summary
 
+PHONE = 3.75
+"""Inches of a phone's page: nothing is drawn smaller there."""
+LOSS = "nats per token gained over the control"
+SOLVED = "points gained over the control"
 CHARTS = {
-    "study": ("gains-jumps.svg", 100, "points gained over the control"),
-    "loss_smollm2": ("gains-smollm2.svg", -1, "nats per token gained over the control"),
+    "gains-jumps.svg": (("study",), 100, SOLVED),
+    "gains-newer-jumps.svg": (("baselines",), 100, SOLVED),
+    "gains-smollm2.svg": (("loss_smollm2",), -1, LOSS),
+    "gains-newer-smollm2.svg": (("newer_loss",), -1, LOSS),
+    "gains-needles.svg": (("needle_smollm2", "needle_2k_smollm2"), 100, SOLVED),
 }
-"""Sweep, file, scale and unit: loss is better where it is lower."""
+"""Sweeps, scale and unit of each file: loss is better where it is lower."""
 
 
-def draw(sweep: str, narrow: bool) -> Picture:
-    """Draw the gain of every method that gains at some budget, a panel per budget."""
-    _, scale, unit = CHARTS[sweep]
-    gains = sorted_gains(sweep)
-    better = {each.first for each in gains if is_significant(each)}
-    shown = [each for each in gains if each.first in better and each.budget is not None]
-    budgets = list(dict.fromkeys(each.budget for each in shown))
-    names = list(dict.fromkeys(each.first for each in shown))
+def panels(sweeps: Sequence[str]) -> dict[str, dict[str, Test]]:
+    """Return gains by the panel's title and the method: of methods that gain, or all if none does.
+
+    The methods that gain most in all come first.
+    """
+    gains = [(name, each) for name in sweeps for each in sorted_gains(name)]
+    better = {each.first for _, each in gains if is_significant(each)}
+    found: dict[str, dict[str, Test]] = {}
+    for name, each in gains:
+        if each.budget is not None and each.first in (better or {each.first}):
+            title = f"{each.budget} entries"
+            if len(sweeps) > 1:
+                tokens = stored_summary(name).points[0].results[0].prompt_tokens
+                title = f"{each.budget} of about {round(tokens or 0, -3):,} entries"
+            found.setdefault(title, {})[each.first] = each
+    return found
+
+
+def draw(file: str, narrow: bool) -> Picture:
+    """Draw gains over controls, a panel per budget or length."""
+    sweeps, scale, unit = CHARTS[file]
+    shown = panels(sweeps)
+    names = list(dict.fromkeys(name for gains in shown.values() for name in gains))
     if narrow:
-        height = 0.4 + len(budgets) * (0.4 + 0.27 * len(names))
-        figure, axes = canvas(rows=len(budgets), width=NARROW, height=height, sharex=True)
+        height = 0.4 + len(shown) * (0.4 + 0.27 * len(names))
+        figure, axes = canvas(rows=len(shown), width=PHONE, height=height, sharex=True)
     else:
-        figure, axes = canvas(len(budgets), width=10, height=0.9 + 0.24 * len(names), sharey=True)
-    for place, budget in zip(axes, budgets, strict=True):
-        place.axvline(0, color=GREY, linewidth=0.8)
-        for each in shown:
-            if each.budget != budget:
-                continue
-            row, found = len(names) - 1 - names.index(each.first), each.difference
+        width = 10 if len(shown) > 1 else 6
+        height = 0.9 + 0.24 * len(names)
+        figure, axes = canvas(len(shown), width=width, height=height, sharey=True)
+    for place, (title, gains) in zip(axes, shown.items(), strict=True):
+        rows = np.arange(len(names))
+        if narrow:  # names stand between the rows
+            place.vlines(0 * rows, rows - 0.25, rows + 0.15, color=GREY, linewidth=0.8)
+        else:
+            place.axvline(0, color=GREY, linewidth=0.8)
+        for name, each in gains.items():
+            row, found = len(names) - 1 - names.index(name), each.difference
             ends = sorted((scale * found.low, scale * found.high))
             colour = "tab:blue" if is_significant(each) else GREY
             place.plot(ends, [row, row], "-", color=colour, linewidth=1.5)
             marker = "o" if is_significant(each) else "|"
             place.plot(scale * found.mean, row, marker, color=colour, markersize=5)
-        place.set_title(f"{budget} entries")
+        place.set_title(title)
+        place.tick_params(labelbottom=True)
         if narrow:
             name_rows(place, names)
         else:
@@ -54,9 +84,9 @@ def draw(sweep: str, narrow: bool) -> Picture:
 
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are.")]) -> None:
     """Write the charts."""
-    for sweep, (name, *_) in CHARTS.items():
+    for file in CHARTS:
         for narrow, folder in ((False, ""), (True, "narrow")):
-            draw(sweep, narrow).save(directory / "images" / folder / name)
+            draw(file, narrow).save(directory / "images" / folder / file)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ The site is served from this machine, and once opened as files. The browser find
 """
 
 import re
+import shlex
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
@@ -15,7 +16,10 @@ from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from typer.main import get_command
 
+from kvlab.fast.lab.cli import app
+from kvlab.reference import methods
 from support.site import module
 
 SITE = Path(__file__).parents[2] / "site"
@@ -173,6 +177,34 @@ def test_the_first_page_plays_a_generation(reader):
     page.locator("label[title=dark]:visible").click()
     frame.locator("html[data-theme=dark]").wait_for()
     assert not found.problems
+
+
+def test_the_form_writes_commands_that_kvlab_reads_and_says_what_is_known(reader):
+    page, known = reader(viewport=PHONE).open("which.html"), get_command(app).commands
+    page.locator("[name=model]").fill("owner/name@main")
+    page.get_by_label("sizes").select_option("llama-3.1-8b")
+    page.get_by_label("memory").fill("256")  # half of 4,096 tokens of 128 KiB
+    for place, name in enumerate(
+        ["perplexity", "perplexity", "perplexity", "needle", "perplexity"]
+    ):
+        page.locator("[name=case]").nth(place).press("Space")
+        lines = page.locator("#kvlab-answer code").inner_text().splitlines()
+        (_, measure, *words), (_, plan, *sizes) = map(shlex.split, lines)
+        asked = known[measure].make_context(measure, words).params
+        assert (measure, asked["model"], asked["budgets"]) == (name, "owner/name@main", ["50%"])
+        assert all(map(methods.parse, asked["methods"].split()))
+        assert known[plan].make_context(plan, sizes).params["budget"] == "50%"
+        (told,) = page.locator("[data-budget]:visible").all_inner_texts()
+        assert "its control" in told and "significant" in told
+
+
+def test_a_value_of_a_notebook_is_dragged(reader):
+    page = reader(viewport=PHONE).open("notebooks/02_caote.html")
+    page.locator("details:has(.kvlab-dragged) > summary").click()
+    shown = page.locator(".kvlab-dragged")
+    assert "CAOTE entry 1." in shown.inner_text()
+    shown.locator("input").fill("12")
+    assert "CAOTE entry 0." in shown.inner_text()
 
 
 class Anchors(HTMLParser):

@@ -123,6 +123,7 @@ def test_a_page_folds_hints_and_solution_and_keeps_outputs_as_text(monkeypatch):
     monkeypatch.setattr(notebook_pages, "read", lambda name: EXERCISES)
     notebook = small()
     notebook.cells[0].source += " <not html>"
+    notebook.cells[0].source += " **Predict first:** what?"
     cell = new_code_cell("print('a```b')")
     cell.outputs = [
         new_output("stream", text="a```b\n"),
@@ -135,5 +136,6 @@ def test_a_page_folds_hints_and_solution_and_keeps_outputs_as_text(monkeypatch):
     assert page.index("# 00 A test") < page.index("](00_test.ipynb)") < page.index("**Question:**")
     assert page.index("attempt(1)") < page.index('"Hints"') < page.index('"A solution"')
     assert "    answer = 2" in page
+    assert page.index("</summary>") < page.index("a```b\nsecond") < page.index("</details>")
     assert "````" in page and "a```b\nsecond" in page
     assert '<div class="kvlab-shown"><b>shown</b></div>' in page

@@ -10,6 +10,7 @@ from kvlab.fast.huggingface import graphs
 from support import recorded
 from support.models import prompts, tiny
 from support.sampling import sampled
+from support.tables import cases
 
 IN_PLACE = (
     *("streaming_llm", "h2o", "tova", "random", "caote:h2o", "caote:tova"),
@@ -148,13 +149,7 @@ def test_a_model_that_waits_for_the_device_is_refused_by_name(on_cpu, monkeypatc
         cache.reset()
 
 
-@pytest.mark.parametrize(
-    ("spec", "named"),
-    [
-        ("raas@page=4,pin_prompt=false", r"raas\S* observes tokens by what the host counts"),
-        ("kivi@group=16,residual=16", r"kivi\S* stores codes, in tables"),
-    ],
-)
+@cases(__file__, "what_cannot_be_captured_is_refused_by_name", "spec named")
 def test_what_cannot_be_captured_is_refused_by_name(spec, named, on_cpu):
     with pytest.raises(ValueError, match=f"graphs = True: {named}"):
         compress(tiny("llama"), spec, None if spec.startswith("kivi") else 12, graphs=True)

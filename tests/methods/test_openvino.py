@@ -48,14 +48,7 @@ def test_one_block_leaves_by_hand(row, stay):
     assert kept(policy, policy.score.observe(state, seen), seen) == stay
 
 
-@pytest.mark.parametrize(
-    ("options", "also"),
-    [  # marked are 2, 5 and 6, the larger half of 2 to 7; the patterns of the blocks: 10, 01, 10
-        ("crush=1,anchor=alternating", [4, 5]),  # the pattern 01
-        ("crush=1,anchor=mean", [6, 7]),  # the pattern 10
-        ("crush=3", []),  # of two evicted ones three cannot be kept
-    ],
-)
+@cases(__file__, "kvcrush_keeps_another_block_by_hand", "options also")
 def test_kvcrush_keeps_another_block_by_hand(options, also):
     policy = methods.get(f"openvino@start=2,recent=2,page=2,pool=1,aggregation=sum,{options}", 6)
     seen = observation([[0, 0, 0.3, 0.02, 0.05, 0.06, 0.1, 0.01, 0, 0, 0]], prompt=10)

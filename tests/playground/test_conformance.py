@@ -13,6 +13,7 @@ from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, request
 from kvlab.reference.conformance.report import shown
 from support.node import NODE, node
+from support.tables import cases as rows
 
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
@@ -77,19 +78,7 @@ def bases_of(asked: list[Case]) -> set[str]:
     return {name.rpartition(":")[2] for name in names}
 
 
-@pytest.mark.parametrize(
-    ("file", "right", "wrong", "target"),
-    [
-        ("methods/h2o.mjs", "sum + received[j]", "received[j]", "h2o.observe"),
-        (
-            "methods/caote.mjs",
-            "weight / rest[j] * distance(output",
-            "weight * distance(output",
-            "eviction_error",
-        ),
-        ("selection.mjs", "scores[a] < scores[b] ? -1", "scores[a] <= scores[b] ? 1", "keep_set"),
-    ],
-)
+@rows(__file__, "a_wrong_answer_is_noticed", "file right wrong target")
 def test_a_wrong_answer_is_noticed(tmp_path, file, right, wrong, target):
     folder = tmp_path / "playground"
     for path in [*PROGRAM.parent.glob("*.mjs"), *PROGRAM.parent.glob("methods/*.mjs")]:
