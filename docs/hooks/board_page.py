@@ -1,0 +1,58 @@
+"""The board: its picture, its filter and its table, made of the files of its rows."""
+
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.pages import Page
+
+from study import board
+
+MARK = "<!-- board -->"
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Put the board into its page.
+
+    Raises:
+        PluginError: if the mark is missing.
+    """
+    if page.file.src_uri != "board.md":
+        return markdown
+    if markdown.count(MARK) != 1:
+        raise PluginError(f"docs/board.md must hold {MARK} once")
+    named = board.tasks(board.rows())
+    pictures = [f'<div class="kvlab-shown">{board.draw(task).figure}</div>' for task in named]
+    return markdown.replace(MARK, "\n\n".join([*pictures, form(named), board.table(), SCRIPT]))
+
+
+def form(named: list[str]) -> str:
+    """Write the filter, which a script shows."""
+    budgets = dict.fromkeys(each.budget for row in board.rows() for each in row.figures)
+    chosen = {"task": named, "budget": list(budgets)}
+    fields = "".join(
+        f'<label>{name} <select name="{name}"><option value="">all</option>'
+        + "".join(f"<option>{each}</option>" for each in values)
+        + "</select></label> "
+        for name, values in chosen.items()
+    )
+    most = '<input name="bytes" type="number" min="1" max="100" value="100">'
+    limit = f"<label>at most {most} % of the bytes</label>"
+    return f'<form id="kvlab-filter" hidden>{fields}{limit}</form>'
+
+
+SCRIPT = """<script>
+(() => {
+  const form = document.getElementById("kvlab-filter");
+  const lines = document.querySelectorAll("#kvlab-board tbody tr");
+  form.hidden = false;
+  form.addEventListener("input", () => {
+    const { task, budget, bytes } = Object.fromEntries(new FormData(form));
+    for (const { dataset, style } of lines) {
+      const fits = (!task || task === dataset.task) && (!budget || budget === dataset.budget)
+        && !(Number(dataset.bytes) > Number(bytes || 100));
+      style.display = fits ? "" : "none";
+    }
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+})();
+</script>"""

@@ -1,0 +1,105 @@
+"""The board's page: its rows as a table that can be filtered, and gains at 30 % as a picture."""
+
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+
+from kvlab.fast.lab import board
+from kvlab.fast.lab.board import Figures, Row
+from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
+from kvlab.fast.lab.evaluate.statistics import LEVEL, holm
+from study.stored import RESULTS
+
+SORTED_AT = "30%"
+HEADINGS = (
+    "task",
+    "budget",
+    "method",
+    "gain, points",
+    "own",
+    "control",
+    "after an eviction",
+    "answer, full cache's",
+    "bytes of the full cache's: most, mean",
+)
+
+
+@cache
+def rows() -> list[Row]:
+    """Return the rows of the board, task by task, first what gains most at `SORTED_AT`."""
+    found = [board.read(path) for path in sorted((RESULTS / "board").glob("*.json"))]
+    order = [*board.TASKS]
+    return sorted(found, key=lambda row: (order.index(row.task), -at(row).gain))
+
+
+def at(row: Row, budget: str = SORTED_AT) -> Figures:
+    """Return a row's figures at a budget."""
+    return next(each for each in row.figures if each.budget == budget)
+
+
+@cache
+def significant() -> set[tuple[str, str, str]]:
+    """Return task, method and budget of all that gain significantly, by Holm over a task's rows."""
+    found = set()
+    for task in board.TASKS:
+        shown = [(row, each) for row in rows() if row.task == task for each in row.figures]
+        adjusted = holm([each.p for _, each in shown])
+        for (row, each), p in zip(shown, adjusted, strict=True):
+            if p < 1 - LEVEL and each.gain > 0:
+                found.add((task, row.method, each.budget))
+    return found
+
+
+def draw(task: str) -> Picture:
+    """Draw what the methods on a task gain over their controls at `SORTED_AT`."""
+    shown = [row for row in rows() if row.task == task]
+    figure, (axes,) = canvas(width=5.2, height=0.8 + 0.26 * len(shown))
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    for place, row in enumerate(reversed(shown)):
+        found = at(row)
+        gains = (task, row.method, SORTED_AT) in significant()
+        colour = "tab:blue" if gains else GREY
+        axes.plot([100 * found.low, 100 * found.high], [place] * 2, color=colour, linewidth=1.5)
+        axes.plot(100 * found.gain, place, "o" if gains else "|", color=colour, markersize=5)
+    axes.set_yticks(range(len(shown)), [row.method for row in reversed(shown)])
+    axes.set_xlabel(f"points gained over the control, at {SORTED_AT} of the entries")
+    return finish(figure, f"What methods gain on {task}, over their matched controls")
+
+
+def table() -> str:
+    """Write all rows, a line per budget, with what a filter reads."""
+    head = "".join(f"<th>{each}</th>" for each in HEADINGS)
+    body = "".join(line(row, each) for row in rows() for each in row.figures)
+    return f'<table id="kvlab-board"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def line(row: Row, found: Figures) -> str:
+    """Write one line of the table."""
+    gains = (row.task, row.method, found.budget) in significant()
+    gain, low, high = (f"{100 * x:+.1f}" for x in (found.gain, found.low, found.high))
+    share = _share(found.nbytes, found)
+    cells = (
+        row.task,
+        f"{found.budget}, {found.entries}",
+        f"<code>{escape(row.method)}</code>",
+        f"{gain} ({low} to {high})" + " ≈" * (not gains),
+        *(f"{100 * each:.1f}" for each in (found.mean, found.control)),
+        f"{100 * min(1.0, found.after_eviction):.0f} %",
+        f"{found.tokens:.0f}, {found.full_tokens:.0f}",
+        "–" if share is None else f"{share:.0f} %, {_share(found.mean_nbytes, found):.0f} %",
+    )
+    inside = "".join(f"<td>{each}</td>" for each in cells)
+    known = "" if share is None else f"{share:.1f}"
+    data = {"task": row.task, "budget": found.budget, "bytes": known}
+    read = " ".join(f'data-{name}="{value}"' for name, value in data.items())
+    return f"<tr {read}>{inside}</tr>"
+
+
+def _share(nbytes: float | None, found: Figures) -> float | None:
+    full = found.full_nbytes
+    return None if nbytes is None or not full else 100 * nbytes / full
+
+
+def tasks(found: Sequence[Row]) -> list[str]:
+    """Return the tasks that have rows."""
+    return list(dict.fromkeys(row.task for row in found))
