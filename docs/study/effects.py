@@ -289,6 +289,7 @@ def about() -> None:
 def measure(
     model: Annotated[str, typer.Argument(help="smollm2 or jumps.")],
     texts: Annotated[int, typer.Option(help="Texts; those that are there stay.")] = 24,
+    first: Annotated[int, typer.Option(help="Text to begin with, to share the work out.")] = 0,
 ) -> None:
     """Measure text by text; a text that is stored already is left out."""
     import torch
@@ -303,7 +304,7 @@ def measure(
     all_texts = TEXTS[model](tokenizer, max(24, texts))
     for number, given in enumerate(all_texts[:texts]):
         path = RESULTS / model / f"{number:02}.npz"
-        if path.exists():
+        if number < first or path.exists():
             continue
         text = Text(given, continued(network, given))
         found: dict[str, Any] = measure_text(network, reference, model, number, text, SPECS)

@@ -9,6 +9,8 @@ do. Over the tokens that follow, which are rated, two things are measured:
   ‖ΔX‖ over the query heads of the KV head; of one entry with attention h and value v it is CAOTE's
   eviction error h/(1 − h)·‖X − v‖, over the query heads, because the layers below are the same.
 
+`effect_labels` measures drawn entries of a recorded trace, to be written with it.
+
 Many hidden entries are rows of one batch, which shares the keys and values of the n tokens and
 begins at the layer of these entries. Row 0 hides nothing: all others are compared with it.
 """
@@ -20,15 +22,19 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import AttentionInterface
 
 from kvlab.fast.huggingface.attaching import check_model, implementation
 from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.reference.checks import check_at_least, check_between
+from kvlab.reference.simulator.trace import Trace
 
 NAME = "kvlab_effects"
 RUN = "_kvlab_run"
+ROWS = 8
+"""Rows whose logits are in memory together."""
 LIKE_THE_MODEL = 1e-3
 """Distance of logits, relative to the largest, up to which layers were called as the model does."""
 
@@ -95,6 +101,85 @@ def measure_effects(
     return Effects(losses, outputs)
 
 
+CARD = """# What entries of this trace are worth
+
+Each row of `effect_hidden` names an entry: the number of its layer, its KV head, its position. It
+alone was hidden from token {first} on, and the last {rated} tokens of the trace were rated.
+`effect_losses`: the loss of each of these tokens with the entry hidden, less its loss without, in
+nats; positive where the entry helps. `effect_outputs`: how far the layer's attention outputs move
+at the step that predicts each token, as an L2 norm over the query heads of the KV head, before W_O.
+
+- Model: {model}, computed in {dtype}
+- Text: tokens 0 to {last}; the first {prompt} were given, the model wrote the others with the full
+  cache
+- Entries: {each} of the first {read}, drawn at random in every recorded layer and KV head, each
+  with the same chance (seed {seed})
+- Versions: kvlab {kvlab}, PyTorch {torch}, transformers {transformers}
+- License: that of the model and of the given text, which kvlab does not know; state it before you
+  publish the file
+"""
+
+
+def effect_labels(
+    model: Any,
+    trace: Trace,
+    each: int,
+    rated: int = 32,
+    seed: int = 0,
+    report: Callable[[int, int, str], object] = lambda done, total, what: None,
+) -> dict[str, Any]:
+    """Measure entries of a trace: members of its file, ``card`` among them, which explains them.
+
+    Args:
+        model: that of the trace.
+        trace: all of its tokens but the last ``rated`` and one before them may be hidden.
+        each: entries of every recorded layer and KV head, drawn with ``seed``.
+        rated: tokens at the end of the trace that are rated.
+        seed: of the draw.
+        report: is called with the entries done, all entries, and a word.
+
+    Raises:
+        ValueError: if the trace is too short, and as `measure_effects`.
+    """
+    read = len(trace.tokens) - rated - 1
+    if not 1 <= each <= read:
+        raise ValueError(
+            f"effects = {each} must be between 1 and {read}: of {len(trace.tokens)} tokens of the "
+            f"trace the last {rated} are rated, and the one before them is read first"
+        )
+    rng = np.random.default_rng(seed)
+    places = [(n, g) for n in trace.metadata.layers for g in range(trace.shape[1])]
+    rows = [(*at, int(e)) for at in places for e in sorted(rng.permutation(read)[:each])]
+    hidden = [Hidden(layer, head, (entry,)) for layer, head, entry in rows]
+    found = measure_effects(
+        model,
+        trace.tokens.tolist(),
+        hidden,
+        rated,
+        report=lambda done: report(done, len(hidden), "hiding entries"),
+    )
+    card = CARD.format(
+        first=read,
+        last=len(trace.tokens) - 1,
+        rated=rated,
+        each=each,
+        read=read,
+        seed=seed,
+        prompt=trace.prompt,
+        model=trace.metadata.model,
+        dtype=str(model.dtype).removeprefix("torch."),
+        kvlab=trace.metadata.kvlab,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+    )
+    return {
+        "effect_hidden": np.array(rows),
+        "effect_losses": found.losses.astype(np.float32),
+        "effect_outputs": found.outputs.astype(np.float32),
+        "card": card,
+    }
+
+
 class _Text:
     """A text that was read with nothing hidden, and what each layer was given."""
 
@@ -159,13 +244,14 @@ class _Text:
         return (losses[1:] - losses[:1]).cpu().numpy(), moved.cpu().numpy()
 
     def losses(self, state: Tensor) -> Float[Tensor, "rows rated"]:
-        """Return the loss of every rated token, row by row, so that few logits are in memory."""
-        targets = self.ids[self.n + 1 :, None]
-        found = []
-        for row in state:
-            logits = self.logits(row[None])[0]
-            found.append((logits - logits.gather(-1, targets)).logsumexp(dim=-1))
-        return torch.stack(found).double()
+        """Return the loss of every rated token, some rows at a time: logits take much memory."""
+        targets, found = self.ids[self.n + 1 :, None], []
+        for rows in state.split(ROWS):
+            logits = self.logits(rows)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            logits = logits - logits.gather(-1, targets.expand(len(rows), -1, -1))
+            found.append(logits.logsumexp(dim=-1))
+        return torch.cat(found).double()
 
 
 class _Run:

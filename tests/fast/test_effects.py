@@ -10,14 +10,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvlab.fast.huggingface.attention import UnsupportedModelError
 from kvlab.fast.huggingface.effects import Hidden, measure_effects
 from kvlab.fast.lab.recording import record_trace
-from kvlab.reference.methods.caote import eviction_error, joint_error
+from kvlab.reference import methods
+from kvlab.reference.methods.caote import joint_error
 from kvlab.reference.simulator.replay import Layer
 from support.models import prompts, tiny
+from support.refused import refused
 from support.tolerances import DECIMALS, FLOAT64, THEOREM
 
 READ, RATED = 20, 5
-HIDDEN = [Hidden(0, 0, (0,)), Hidden(2, 3, (7,)), Hidden(1, 1, (19,)), Hidden(2, 0, (3,))]
-HIDDEN += [Hidden(1, 2, (0, 5, 18))]
+HIDDEN = [
+    Hidden(0, 0, (0,)),
+    Hidden(2, 3, (7,)),
+    Hidden(1, 1, (19,)),
+    Hidden(1, 2, (0, 5, 18)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +39,21 @@ def found(text):
 def test_a_model_of_one_layer_worked_out_by_hand():
     """Zero queries read all alike, so an output is the mean of the values: 2 for a token's own
     channel. Added to the token and divided by the root of its mean square, it is the logits."""
-    sizes = {"vocab_size": 4, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 0.0}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).double().eval()
+    config = LlamaConfig(
+        vocab_size=4,
+        hidden_size=4,
+        intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        rms_norm_eps=0.0,
+    )
+    model = LlamaForCausalLM(config).double().eval()
     for name, weight in model.named_parameters():
-        if "norm" not in name:
-            one = name.endswith(("embed_tokens.weight", "v_proj.weight", "o_proj.weight"))
-            weight.data = torch.eye(4).double() * (one or "lm_head" in name)
+        if any(part in name for part in ("embed", "v_proj", "o_proj", "lm_head")):
+            weight.data = torch.eye(4).double()
+        elif "norm" not in name:
+            weight.data *= 0
     found = measure_effects(model, [0, 1, 1, 2, 3, 0], [Hidden(0, 0, (1,))], rated=1)
 
     def loss(state):  # of token 0, after token 3
@@ -54,19 +68,22 @@ def test_a_model_of_one_layer_worked_out_by_hand():
 
 def test_the_layer_effect_is_caotes_error(text, found):
     """The reference has queries, keys and values of the model, and nothing else in common."""
-    given = {"input_ids": torch.tensor([text]), "max_new_tokens": 1, "do_sample": False}
-    layers = list(Layer.all_of(record_trace(tiny("llama"), dtype="float64", **given)))
+    caote = methods.get("caote:tova", 4).score
+    ids = torch.tensor([text])
+    trace = record_trace(tiny("llama"), dtype="float64", input_ids=ids, max_new_tokens=1)
+    layers = list(Layer.all_of(trace))
     for each, outputs in zip(HIDDEN, found.outputs, strict=True):
-        layer, marks = layers[each.layer], np.isin(np.arange(len(text)), each.entries)
+        layer = layers[each.layer]
         for step, moved in enumerate(outputs, READ):
             h = layer.full_attention(step, step + 1)[each.kv_head, :, 0]
-            values, hidden = layer.values[each.kv_head, : step + 1], marks[: step + 1]
+            values = layer.values[each.kv_head, : step + 1]
+            hidden = np.isin(np.arange(step + 1), each.entries)
             errors = joint_error(h, values, np.broadcast_to(hidden, h.shape))
             assert moved == pytest.approx(np.linalg.norm(errors), abs=THEOREM)
             if len(each.entries) == 1:
-                single = np.linalg.norm(eviction_error(h, values), axis=0)
-                assert moved == pytest.approx(single[each.entries[0]], abs=THEOREM)
-                assert np.abs(single - moved).max() > 0.01  # another entry's error is another
+                scores = caote.group_error(h[None], values[None])[0]
+                assert moved == pytest.approx(scores[each.entries[0]], abs=THEOREM)
+                assert np.abs(scores - moved).max() > 0.01  # another entry's is another
 
 
 def test_the_effect_is_that_of_a_mask_in_every_layer(text, found):
@@ -77,9 +94,11 @@ def test_the_effect_is_that_of_a_mask_in_every_layer(text, found):
         attention = model.model.layers[each.layer].self_attn
 
         def hide(module, args, given, each=each):
-            mask = torch.full((1, 8, len(text), len(text)), -torch.inf).double().triu(1)
-            mask[:, 2 * each.kv_head : 2 * each.kv_head + 2, READ:, list(each.entries)] = -torch.inf
-            return args, {**given, "attention_mask": mask[..., :-1, :-1]}
+            t, first = len(text) - 1, 2 * each.kv_head
+            mask = torch.full((1, 8, t, t), -torch.inf).double().triu(1)
+            for entry in each.entries:
+                mask[:, first : first + 2, READ:, entry] = -torch.inf
+            return args, {**given, "attention_mask": mask}
 
         hook = attention.register_forward_pre_hook(hide, with_kwargs=True)
         hidden = _losses(model, ids)
@@ -94,17 +113,8 @@ def _losses(model, ids):
     return -logits.gather(-1, ids[0, READ + 1 :, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize(
-    ("family", "hidden", "given", "message"),
-    [
-        ("llama", Hidden(3, 0, (0,)), {}, "layer = 3 must be between 0 and 2"),
-        ("llama", Hidden(0, 4, (0,)), {}, "kv_head = 4 must be between 0 and 3"),
-        ("llama", Hidden(0, 0, (20,)), {}, "entry = 20 must be between 0 and 19"),
-        ("llama", HIDDEN[0], {"rated": 25}, "tokens = 26 must be at least 27"),
-        ("gemma2", HIDDEN[0], {}, "Gemma2ForCausalLM does not compute what its decoder layers"),
-    ],
-)
-def test_what_cannot_be_measured_is_named(text, family, hidden, given, message):
-    with pytest.raises(ValueError, match=message) as refused:
-        measure_effects(tiny(family), text, [hidden], **{"rated": RATED, **given})
-    assert isinstance(refused.value, UnsupportedModelError) == (family == "gemma2")
+@refused(__file__)
+def test_what_cannot_be_measured_is_named(bad, message, text):
+    with pytest.raises(ValueError, match=message) as told:
+        eval(f"measure_effects({bad})")
+    assert isinstance(told.value, UnsupportedModelError) == ("gemma2" in bad)
