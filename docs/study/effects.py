@@ -43,6 +43,8 @@ STRATA: Mapping[str, Sequence[tuple[int, int, int]]] = {
     "jumps": ((0, 1, 1), (1, 4, 3), (240, 256, 10), (192, 240, 16), (4, 192, 30)),
 }
 """From which entry to which, and how many of them are drawn in each layer and KV head."""
+WHOLE = {"smollm2": 4, "jumps": 1}
+"""Of every so many texts the model's own continuation and sets are measured, too."""
 SETS = (2, 4, 8, 16)
 """So many of the drawn entries are also hidden together."""
 WINDOWS = (1, 8, 32, READ)
@@ -76,8 +78,8 @@ class Text:
     """What the models read: `READ` tokens, the next one, and `RATED` more."""
 
     given: Sequence[int]
-    own: Sequence[int]
-    """The same `READ` tokens, and what the model goes on with."""
+    own: Sequence[int] | None
+    """The same `READ` tokens, and what the model goes on with; None: it is not measured."""
 
 
 # --- texts ---------------------------------------------------------------------------------------
@@ -248,10 +250,9 @@ def measure_text(
     sets = list(drawn_sets(number, cells, entry))
     singles = [Hidden(*row[:2], (row[2],)) for row in rows]
     joint = [Hidden(*rows[x[0]][:2], tuple(rows[i][2] for i in x)) for x in sets]
-    given = measure_effects(model, text.given, [*singles, *joint], RATED)
+    hidden = singles if text.own is None else [*singles, *joint]
+    given = measure_effects(model, text.given, hidden, RATED)
     count = len(singles)
-    same = list(text.own) == list(text.given)
-    own = given if same else measure_effects(model, text.own, singles, RATED)
     found = {
         "layer": layer.astype(np.uint8),
         "head": head.astype(np.uint8),
@@ -260,20 +261,25 @@ def measure_text(
         "given": given.losses[:count].mean(axis=1).astype(np.float32),
         "given_moved": np.abs(given.losses[:count]).mean(axis=1).astype(np.float32),
         "given_layer": given.outputs[:count].mean(axis=1).astype(np.float32),
-        "own": own.losses[:count].mean(axis=1).astype(np.float32),
-        "own_layer": own.outputs[:count].mean(axis=1).astype(np.float32),
-        "sets": np.array([[*x, *[count] * (SETS[-1] - len(x))] for x in sets], dtype=np.uint16),
-        "sets_given": given.losses[count:].mean(axis=1).astype(np.float32),
-        "sets_layer": given.outputs[count:].mean(axis=1).astype(np.float32),
     }
+    if text.own is not None:
+        same = list(text.own) == list(text.given)
+        own = given if same else measure_effects(model, text.own, singles, RATED)
+        found |= {
+            "own": own.losses[:count].mean(axis=1).astype(np.float32),
+            "own_layer": own.outputs[:count].mean(axis=1).astype(np.float32),
+            "sets": np.array([[*x, *[count] * (SETS[-1] - len(x))] for x in sets], np.uint16),
+            "sets_given": given.losses[count:].mean(axis=1).astype(np.float32),
+            "sets_layer": given.outputs[count:].mean(axis=1).astype(np.float32),
+        }
     ranks = np.zeros((len(specs), count), dtype=np.uint8)
     kept = np.zeros_like(ranks)
     for at, see in observations(reference, text.given[:READ], LAYERS[name]):
         seen, here = list(see()), layer == at
-        for number, scores in enumerate(scores_of(seen, specs).values()):
+        for row, scores in enumerate(scores_of(seen, specs).values()):
             of_all, keeps = judged(scores)
-            ranks[number, here] = of_all[head[here], entry[here]]
-            kept[number, here] = keeps[head[here], entry[here]]
+            ranks[row, here] = of_all[head[here], entry[here]]
+            kept[row, here] = keeps[head[here], entry[here]]
     return found | {"specs": np.array(specs), "ranks": ranks, "kept": kept}
 
 
@@ -306,7 +312,8 @@ def measure(
         path = RESULTS / model / f"{number:02}.npz"
         if number < first or path.exists():
             continue
-        text = Text(given, continued(network, given))
+        whole = number % WHOLE[model] == 0
+        text = Text(given, continued(network, given) if whole else None)
         found: dict[str, Any] = measure_text(network, reference, model, number, text, SPECS)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")

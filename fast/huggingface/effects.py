@@ -249,8 +249,10 @@ class _Text:
         for rows in state.split(ROWS):
             logits = self.logits(rows)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            logits = logits - logits.gather(-1, targets.expand(len(rows), -1, -1))
-            found.append(logits.logsumexp(dim=-1))
+            logits -= logits.gather(-1, targets.expand(len(rows), -1, -1))
+            peaks = logits.amax(dim=-1, keepdim=True)
+            sums = logits.sub_(peaks).exp_().sum(dim=-1)  # in place: logsumexp takes twice as long
+            found.append(sums.log() + peaks[..., 0])
         return torch.cat(found).double()
 
 
