@@ -9,7 +9,7 @@ from kvlab.fast.lab.evaluate.controls import gains_table
 from kvlab.fast.lab.points import After
 from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.fast.lab.tables import Table, layout
-from study import map as study_map, pays
+from study import effects_figures, map as study_map, pays
 from study.stored import sorted_gains, stored_file, stored_summary
 
 MARK = re.compile(r"<!-- (\w+): ([\w ]+) -->")
@@ -48,6 +48,7 @@ TABLES = {
     "planned": (pays.beside_the_planner, "`{}`"),
     "papers": (study_map.papers, "`{}`"),
     "apart": (study_map.told_apart, "{}"),
+    **{name: (table, "{}") for name, table in effects_figures.TABLES.items()},
 }
 """By the first word of a mark; the others name sweeps, a length or a machine. With the form of the
 first cell of a row."""

@@ -43,7 +43,7 @@ from kvlab.fast.lab.sweep.summary import (
     TaskSummary,
     main_measure,
 )
-from study import pays, speeds, stored
+from study import effects_figures, pays, speeds, stored
 from study.after_eviction import rated
 from study.map import PROTECTIONS, panel, split
 
@@ -263,7 +263,7 @@ def of_file(name: str, *path: str | int | Mapping[str, Any]) -> Any:
 OWN = ("summary", "point", "share", "nats", "after", "split", "gains", "versus")
 """Of a source: what expressions may call."""
 FUNCTIONS = {f.__name__: f for f in (better, only, panel, same, span, of_file, scaled)}
-FUNCTIONS |= {**speeds.FUNCTIONS, **pays.FUNCTIONS}
+FUNCTIONS |= {**speeds.FUNCTIONS, **pays.FUNCTIONS, **effects_figures.FUNCTIONS}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,16 @@ produced the token. The last token that a model writes is never read, so it is n
 | ``softcap`` | number or null | bound into which the model squeezes its logits (Gemma 2) |
 | ``kvlab`` | string | version of kvlab that wrote the file |
 
-Other members and entries are ignored. Nothing in a file is ever executed: pickled members are
+Other members and entries are ignored; ``kvlab trace --effects`` adds four:
+
+| member | shape | kind | holds |
+|---|---|---|---|
+| ``effect_hidden`` | ``[e, 3]`` | integer | layer, KV head and position of each entry hidden |
+| ``effect_losses`` | ``[e, 32]`` | float32 | nats by which the loss of the last 32 tokens rises |
+| ``effect_outputs`` | ``[e, 32]`` | float32 | change of the layer's attention output, L2 norm |
+| ``card`` | scalar | string | model, text, definition, versions and license, as Markdown |
+
+ Nothing in a file is ever executed: pickled members are
 refused.
 """
 
@@ -196,12 +205,16 @@ def record_trace(
 # --- files ---------------------------------------------------------------------------------------
 
 
-def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write an ``.npz`` file; one of that name is replaced only once the new one is complete."""
+def save_trace(trace: Trace, path: str | Path, **labels: Any) -> None:
+    """Write an ``.npz`` file; one of that name is replaced only once the new one is complete.
+
+    ``labels`` are further members by name, such as those of ``kvlab trace --effects``.
+    """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     members: dict[str, Any] = {name: getattr(trace, name) for name in ARRAYS}
     members["metadata"] = json.dumps(asdict(trace.metadata))
+    members.update(labels)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with open(unfinished, "wb") as file:

@@ -15,6 +15,7 @@ from kvlab.reference.conformance.report import FLAGS, judged, read_xfails, to_pl
 from kvlab.reference.conformance.vectors import compared
 from kvlab.reference.selection import keep_set
 from support.kernels import Answering
+from support.refused import refused
 
 
 def right(scores, safe, room):
@@ -73,30 +74,10 @@ def test_what_is_not_implemented_is_not_tested_and_nothing_tested_is_no_success(
         report.raise_for_failures()
 
 
-@pytest.mark.parametrize(
-    ("method", "implementation", "options", "said"),
-    [
-        ("keepset", right, {}, "target = 'keepset' must be one of attend"),
-        ("attend", {"keep_set": right}, {}, "offers none of attend"),
-        ("h2o", right, {}, "a function alone needs a target"),
-        (None, {"score": right}, {}, "target = 'score' needs a method"),
-        ("h2o", {"score": 3}, {}, "must be a function, got 3"),
-        ("h3o", {"score": right}, {}, "unknown method 'h3o'"),
-        ("keep_set", lambda scores, values: 0, {}, "asks for 'values'; keep_set offers"),
-        ("keep_set", lambda *inputs: 0, {}, "asks for 'inputs'; keep_set offers"),
-        ("keep_set", max, {}, "no signature found for builtin"),
-        ("keep_set", 3, {}, "must be a function or functions by target"),
-        ("keep_set", right, {"groups": ["tie"]}, "group = 'tie' must be one of"),
-        ("keep_set", right, {"precision": "fp8"}, "precision = 'fp8' must be one of"),
-        ("keep_set", right, {"arrays": "no_such_library"}, "cannot be imported"),
-        ("keep_set", right, {"arrays": "json"}, "must be a module with asarray"),
-        ("keep_set", right, {"sizes": ("large",)}, "sizes = 'large' must be one of"),
-    ],
-)
-def test_bad_input_is_refused(method, implementation, options, said):
-    with pytest.raises((ValueError, TypeError)) as refused:
-        check(method, implementation, **options)
-    assert said in str(refused.value)
+@refused(__file__)
+def test_bad_input_is_refused(bad, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        eval(f"check({bad})")
 
 
 def test_a_method_asks_for_what_it_is_not_given():

@@ -12,6 +12,7 @@ from kvlab.reference.methods import base_name
 from support.cases import CODED, GRANULAR, ONE_EACH, budget_of
 from support.models import CHOICES, GREEDY, LAYERS, model_with_layers, tiny
 from support.sampling import examples, sampled
+from support.tables import listed
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
 BUDGET = 16
@@ -105,16 +106,9 @@ def batches(draw):
 ON_THE_LEFT = (0, 0)
 FIRST = [([0, 1, 2], [23, 24, 7], [ON_THE_LEFT] * 3)]
 """Beside a text that is one token longer, and one that has a single block."""
-TURNS = [
-    ([0, 1, 2], [15, 22, 9], [(0, 3), (2, 0), (1, 1)]),
-    ([2, 1, 0], [3, 17, 8], [(0, 0), (0, 2), (4, 0)]),
-    ([0, 1, 2], [1] * 3, [(0, 0)] * 3),
-    ([1, 1, 0], [13, 2, 4], [(0, 0)] * 3),
-    ([0, 2], [1] * 2, [(0, 0)] * 2),
-]
+TURNS = listed(__file__, "later_texts")
 """Later texts in which rows have unequally many blocks."""
-ONE = ([0, 1], [1, 1], [(0, 0)] * 2)
-WAITS = [([0, 1], [12, 8], [(0, 0)] * 2), *[ONE] * 3, ([0, 1], [1, 17], [(0, 0)] * 2), *[ONE] * 4]
+WAITS = listed(__file__, "waiting")
 """A text whose row has no token in blocks of another's later text."""
 SPECS = (*ONE_EACH, *CODED, *GRANULAR)
 SHARED, BESIDE = LAYERS

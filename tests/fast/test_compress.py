@@ -27,6 +27,7 @@ from support.cases import ALL, BUDGETED, CODED, KINDS, budget_of
 from support.models import CONFIGS, SHAPE, Between, built, prompts, tiny, written
 from support.replay import Tolerance, follow_with_reference, rotation_of
 from support.sampling import diagonal, sampled
+from support.tables import cases
 from support.tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 
 SOME = (
@@ -220,7 +221,7 @@ def masks(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("lengths", "block_size"), [((20, 300, 281), None), ((20, 300, 9), 280)])
+@cases(__file__, "a_long_padded_prompt_needs_no_mask", "lengths block_size")
 def test_a_long_padded_prompt_needs_no_mask(masks, monkeypatch, lengths, block_size):
     """Every sequence attends alone; later blocks have one small mask for all heads."""
     monkeypatch.setattr(observation, "MOST_WEIGHTS", most := 2**12)

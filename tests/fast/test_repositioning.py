@@ -146,7 +146,7 @@ def test_offloaded_layers_are_asked_and_compared_where_they_compute(compared):
 # --- positions that the caller gives ---
 
 
-@pytest.mark.parametrize("positions", [[0, 1, 2, 7, 8, 9], [0, 1, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
+@cases(__file__, "positions_that_do_not_count_tokens_are_refused", "positions")
 def test_positions_that_do_not_count_tokens_are_refused(positions):
     model, ids = tiny("llama"), prompts([6])["input_ids"]
     given, counted = torch.tensor([positions]), torch.arange(6)[None]

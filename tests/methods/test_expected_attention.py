@@ -10,6 +10,7 @@ from kvlab.reference.methods.expected_attention import mean_and_covariance
 from kvlab.reference.step import empty_cache, step
 from kvlab.reference.streams import Stream, rotary
 from support.build import kept, observation, stream
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 KEYS = [[1, 0], [-0.5, -1], [0, 1], [-1, -1]]
@@ -32,7 +33,7 @@ def around(mean, covariance, count=4):
     return State(stream={"moments": count * rows[None, None]})
 
 
-@pytest.mark.parametrize(("epsilon", "stay"), [(0.0, [0, 3]), (0.02, [0, 3])])
+@cases(__file__, "what_queries_to_come_would_pay_by_hand", "epsilon stay")
 def test_what_queries_to_come_would_pay_by_hand(epsilon, stay):
     """Positions 4 and 5: μ̄ = (cos 4 + cos 5, sin 4 + sin 5) / 2 = (-0.185, -0.858).
 
@@ -81,10 +82,7 @@ def test_sinks_have_no_share_and_one_more_than_the_largest():
     assert found[0] == found[3] + 1
 
 
-@pytest.mark.parametrize(
-    ("sinks", "mean", "covariance"),
-    [(0, [4, 2.75], [[9, 10.75], [10.75, 13.6875]]), (2, [6, 5.5], [[9, 10.5], [10.5, 12.25]])],
-)
+@cases(__file__, "mean_and_covariance_before_the_rotation_by_hand", "sinks mean covariance")
 def test_mean_and_covariance_before_the_rotation_by_hand(sinks, mean, covariance):
     """x: 1 3 3 9, y: 0 0 2 9; of the last two alone the halves of the differences are 3 and 3.5."""
     score = methods.get(f"expected_attention@sinks={sinks}", 5).score

@@ -3,6 +3,7 @@ import pytest
 
 from kvlab.reference import methods
 from support.build import kept, nothing_yet, observation, observe_rows, paying, run
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 ROWS = [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]]
@@ -14,18 +15,11 @@ def test_three_sums_by_hand():
     np.testing.assert_allclose(state.entries["accumulated"], [[1.8, 0.7, 0.5]], atol=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("spec", "rows", "stay"),
-    [
-        ("h2o@recent=1", ROWS, [0, 2]),
-        ("h2o@recent=0", ROWS, [0, 1]),
-        ("h2o", [[1.0], [0.3, 0.7], [0.1, 0.9, 0.0]], [1, 2]),  # the newest, and S_1 = 1.6
-    ],
-)
+@cases(__file__, "two_stay_by_hand", "spec rows stay")
 def test_two_stay_by_hand(spec, rows, stay):
     """Half of the budget is recent by default."""
     policy = methods.get(spec, 2)
-    assert kept(policy, *observe_rows(policy.score, rows)) == stay
+    assert kept(policy, *observe_rows(policy.score, rows or ROWS)) == stay
 
 
 def test_sums_go_with_their_entries_by_hand():

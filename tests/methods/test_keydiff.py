@@ -4,6 +4,7 @@ import pytest
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from support.build import kept, observation
+from support.tables import cases
 
 KEYS = [[1.0, 0.0], [0.8, 0.6], [0.0, 2.0], [-1.0, 0.0]]
 
@@ -39,7 +40,7 @@ def test_keys_without_a_direction_are_worth_nothing_either_way():
     assert not scored("keydiff", [[1.0, 0.0], [-1.0, 0.0]])[0].any()
 
 
-@pytest.mark.parametrize(("anchor", "mean"), [("directions", [0.2, 0.4]), ("keys", [0.2, 0.65])])
+@cases(__file__, "the_mean_is_of_protected_keys_too", "anchor mean")
 def test_the_mean_is_of_protected_keys_too(anchor, mean):
     """The last key is protected, and the mean is as above; of the others alone it would be
     (0.6, 0.53) of the directions, from which the third is furthest and not the first."""

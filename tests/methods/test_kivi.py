@@ -4,6 +4,7 @@ import pytest
 from kvlab.reference import methods
 from kvlab.reference.quantization import quantize
 from support.build import run, stream
+from support.tables import cases
 from support.tolerances import FLOAT16_METADATA
 
 
@@ -40,7 +41,7 @@ def test_what_is_quantised_stays_as_it_is_by_hand():
         np.testing.assert_allclose(two.values.vectors[0, :2], 1000 + 3 * step, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("key_bits", "value_bits"), [(4, 4), (8, 4), (2, 2)])
+@cases(__file__, "average_bits_formula_equals_stored_bytes", "key_bits value_bits")
 def test_average_bits_formula_equals_stored_bytes(key_bits, value_bits):
     """½·Σ n_x(b_x + 32/g) + (n − n_x)·16, per element, at d = g = 8 and R = 16."""
     n, d, group, residual = 50, 8, 8, 16

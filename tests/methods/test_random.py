@@ -5,6 +5,7 @@ from kvlab.reference import methods
 from kvlab.reference.methods.random import draws
 from support.build import run, stream
 from support.cases import ALL
+from support.tables import cases
 
 MODULUS = 2**32
 
@@ -51,7 +52,7 @@ def test_the_largest_draws_stay():
         assert positions.tolist() == best.tolist()
 
 
-@pytest.mark.parametrize(("draw", "low", "high"), [("each", 0.0, 0.3), ("once", 0.4, 0.6)])
+@cases(__file__, "old_entries_are_rarer_only_when_they_are_drawn_anew", "draw low high")
 def test_old_entries_are_rarer_only_when_they_are_drawn_anew(draw, low, high):
     """Of 30 entries after 120 tokens, the share that stood in the first half of the text."""
     queries, keys, values = stream(np.random.default_rng(0), 8, 1, 2, 120)

@@ -9,6 +9,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.methods import triattention
 from kvlab.reference.transformer import turn
 from support.build import kept, observation
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 POSITIONS = np.arange(6, 10)
@@ -58,10 +59,7 @@ def test_only_candidates_are_compared():
     np.testing.assert_allclose(found[1:3], [-1, 1], atol=FLOAT64)
 
 
-@pytest.mark.parametrize(
-    ("option", "prompt", "budget", "stay"),
-    [("cut", 2, 3, [0, 1, 2]), ("cut", 4, 2, [0, 1]), ("free", 4, 2, [1, 2])],
-)
+@cases(__file__, "the_prompt_stays_as_far_as_the_budget_reaches", "option prompt budget stay")
 def test_the_prompt_stays_as_far_as_the_budget_reaches(option, prompt, budget, stay):
     """The entries as above, whose positions count from 6 on: a prompt of 2 are the first two."""
     seen, state = looked(prompt + 6)

@@ -9,6 +9,7 @@ from kvlab.reference.methods import vase
 from kvlab.reference.methods.random import draws
 from kvlab.reference.selection import keep_set
 from support.build import Given, looking, observation
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 SHARES = np.array([0.5, 0.1, 0.2, 0.15, 0.05])
@@ -82,7 +83,7 @@ def test_the_projection_is_normal_and_drawn_anew():
     assert not np.allclose(one, other)
 
 
-@pytest.mark.parametrize(("size", "large"), [("range", 1), ("length", 0), ("variance", 2)])
+@cases(__file__, "what_makes_a_value_large_by_hand", "size large")
 def test_what_makes_a_value_large_by_hand(size, large):
     """Ranges 0, 8, 7; squared lengths 75, 32, 36.75; variances 0, 10.7, 10.9."""
     seen = observation(np.full((1, 3), 1 / 3), values=[[5, 5, 5], [0, 4, -4], [3.5, -3.5, -3.5]])

@@ -116,53 +116,30 @@ def untouched(state):
     return {"largest": state.entries["largest"]}
 
 
-@pytest.mark.parametrize(
-    ("wrote", "scores", "message"),
-    [
-        (untouched, lambda largest: largest, None),
-        (
-            lambda state: {**untouched(state), "large": state.entries["largest"]},
-            None,
-            r"LargestAttention.observe wrote the columns \['large', 'largest'\], and "
-            r"LargestAttention.columns declares \['largest'\]",
-        ),
-        (
-            lambda state: {"largest": state.entries["largest"][:, 1:]},
-            None,
-            r"gave column 'largest' the shape \(2, 3\): it must begin with \(2, 4\)",
-        ),
-        (lambda state: None, None, "LargestAttention.observe returned None: it must return a Sta"),
-        (
-            untouched,
-            lambda largest: largest[0],
-            r"score gave the shape \(4,\): it must be \(2, 4\)",
-        ),
-        (
-            untouched,
-            lambda largest: largest + np.nan,
-            "not be NaN: LargestAttention gave one in la",
-        ),
-    ],
-)
-def test_what_a_score_gives_is_checked(wrote, scores, message):
+@refused(__file__, "given")
+def test_what_a_score_gives_is_checked(bad, message):
     @dataclass(frozen=True)
     class LargestAttention(Score):
+        wrote: Any = untouched
+        scores: Any = np.copy
+
         columns = {"largest": Column("largest attention so far")}
 
         def observe(self, state, seen) -> Any:
-            columns = wrote(state)
+            columns = self.wrote(state)
             return None if columns is None else state.with_entries(**columns)
 
         def score(self, state, seen, candidates, room):
-            return scores(state.entries["largest"])
+            return self.scores(state.entries["largest"])
 
-    policy = Policy("mine", LargestAttention(), EveryBlock(), Nobody(), Entries(3))
-    cache = empty_cache(policy, 2, 4)
-    if message is None:
-        assert len(step(policy, cache, block()).cache) == 3
-        return
+    right, wrong = (
+        Policy("mine", each, EveryBlock(), Nobody(), Entries(3))
+        for each in (LargestAttention(), LargestAttention(**eval(f"dict({bad})")))
+    )
+    cache = empty_cache(right, 2, 4)
+    assert len(step(right, cache, block()).cache) == 3
     with pytest.raises(ValueError, match=message):
-        step(policy, cache, block())
+        step(wrong, cache, block())
     assert len(cache) == 0
 
 

@@ -15,6 +15,7 @@ from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import ModelConfig, Transformer, load_tokenizer
 from support.refused import refused
 from support.sampling import sampled
+from support.tables import known, listed
 from support.tolerances import FLOAT32_LOGITS, FLOAT64
 
 torch = pytest.importorskip("torch")
@@ -28,32 +29,7 @@ SIZES = {
     "num_attention_heads": 8,
     "max_position_embeddings": 256,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-CASES = {
-    "llama-gqa": ("Llama", {"num_key_value_heads": 2}),
-    "llama-mha-tied": ("Llama", {"num_key_value_heads": 8, "tie_word_embeddings": True}),
-    "llama-mqa": ("Llama", {"num_key_value_heads": 1}),
-    "llama-bias": ("Llama", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
-    "llama-rope-llama3": ("Llama", {"num_key_value_heads": 2, "rope_parameters": LLAMA3}),
-    "llama-rope-linear": (
-        "Llama",
-        {
-            "num_key_value_heads": 2,
-            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
-        },
-    ),
-    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None, "head_dim": 8}),
-    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
-    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
-    "bfloat16": ("Llama", {"num_key_value_heads": 2, "dtype": torch.bfloat16}),
-}
+CASES = {name: (family, known(x)) for name, family, x in listed(__file__, "models")}
 
 
 def save(directory: Path, case: str):
@@ -64,7 +40,7 @@ def save(directory: Path, case: str):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
-    model.to(options.get("dtype", torch.float32)).save_pretrained(directory)
+    model.to(getattr(torch, options.get("dtype", "float32"))).save_pretrained(directory)
 
 
 def logits_of(directory: Path, tokens) -> np.ndarray:
@@ -150,19 +126,10 @@ def test_blocks_of_any_size_give_the_same_logits(tmp_path):
 # --- bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("config.json", None, r"config\.json does not exist"),
-        ("model.safetensors", None, r"model\.safetensors does not exist"),
-        ("model.safetensors", lambda old: old[:5000], "is not a valid safetensors file"),
-        ("model.safetensors.index.json", lambda old: b"{}", "lacks 'weight_map'"),
-        ("config.json", lambda old: b"[]", "must hold a JSON object"),
-        ("config.json", lambda old: b"{", "is not valid JSON"),
-    ],
-)
-def test_corrupt_files(name, content, message, llama, tmp_path):
+@refused(__file__, "files")
+def test_corrupt_files(bad, message, llama, tmp_path):
     shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    name, content = eval(bad)
     path = tmp_path / name
     if content is None:
         path.unlink()
@@ -175,20 +142,10 @@ def test_corrupt_files(name, content, message, llama, tmp_path):
 UP = "model.layers.1.mlp.up_proj.weight"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda tensors: tensors.update({UP: tensors[UP][:5]}),
-            r"has the shape \(5, 48\), not \(80, 48\)",
-        ),
-        (lambda tensors: tensors.pop(UP), "is missing"),
-        (lambda tensors: tensors[UP].fill(np.nan), "holds NaN"),
-    ],
-)
-def test_wrong_tensors(change, message, llama, tmp_path):
+@refused(__file__, "tensors")
+def test_wrong_tensors(bad, message, llama, tmp_path):
     tensors = load_file(llama / "model.safetensors")
-    change(tensors)
+    eval(bad)
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(llama / "config.json", tmp_path)
     with pytest.raises(ValueError, match=f"'{UP}' {message}"):

@@ -8,30 +8,12 @@ from kvlab.reference.simulator.occupancy import occupancies
 from kvlab.reference.simulator.replay import replay
 from support.noise import noise
 from support.sampling import diagonal
+from support.tables import known, listed
 from support.tolerances import FLOAT64
 
 pytestmark = pytest.mark.usefixtures("shapes")
 
-SPECS = [
-    ("full", None),
-    ("streaming_llm@sinks=2", 12),
-    ("h2o", 12),
-    ("h2o@every=5", 12),
-    ("tova", 30),
-    ("snapkv@window=4", 12),
-    ("nacl", 12),
-    ("raas@pin_prompt=false", 12),
-    ("raas", 30),
-    ("rkv@every=6,window=3", 12),
-    ("lazy_eviction@window=4", 12),
-    ("caote:tova", 12),
-    ("ahakv@recent=3", 12),
-    ("rpc@interval=8,selector=3", None),
-    ("kivi@group=4,residual=8", None),
-    ("kivi@group=4,residual=8,key_bits=8,value_bits=2", None),
-    ("ddks@interval=8,selector=3,group=4", None),
-    ("ddks@interval=8,selector=3,group=3", None),
-]
+SPECS = [[*map(known, row)] for row in listed(__file__, "specs")]
 
 
 @pytest.mark.parametrize(("asked", "sizes"), diagonal(SPECS, [(None, 8), (6, 12)]))

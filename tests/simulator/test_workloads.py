@@ -5,22 +5,13 @@ import pytest
 
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.replay import Layer
+from support.tables import cases
 from support.tolerances import FLOAT64
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        workloads.periodic_recurrence,
-        workloads.pure_recency,
-        workloads.sinks,
-        workloads.needles,
-        workloads.exchangeable,
-        workloads.varying_values,
-        workloads.key_outliers,
-    ],
-)
-def test_queries_and_keys_give_the_wanted_attention_and_a_seed_says_it_all(make):
+@cases(__file__, "a_seed_says_it_all", "name")
+def test_queries_and_keys_give_the_wanted_attention_and_a_seed_says_it_all(name):
+    make = getattr(workloads, name)
     first, again, other = (make(seed=seed) for seed in (1, 1, 2))
     found = Layer.of(first.trace, 0).full_attention(0, len(first.logits))[0, 0]
     np.testing.assert_allclose(found, first.attention, rtol=1e3 * FLOAT64, atol=FLOAT64)

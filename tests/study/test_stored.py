@@ -54,12 +54,19 @@ def of_sweep(place, name):
     return vars(shown).values()
 
 
+def of_effects(place, name):
+    model = place.where.split(",")[0].removeprefix("model ")
+    target = "layer" if "layer" in place.what else "given"
+    return stored_file("effects")[model]["scores"][name][target]
+
+
 @pytest.mark.parametrize(
     ("command", "rows", "figures_of"),
     [
         (f"study.observations --model {REAL}", 8, observed),
         ("study.output_errors --model", 11, output_error),
         ("kvlab sweep docs/study/results", 58, of_sweep),
+        ("study.effects_figures", 6, of_effects),
     ],
 )
 def test_the_ledger_has_what_is_stored(command, rows, figures_of):

@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from kvlab.reference.conformance.vectors import Case, Expected
 from study.yardsticks import RULES, judged
+from support.tables import cases
 
-HARD = [(1, 0.05, (0, 3)), (5, 0.05, (0, 1, 3)), (6, 0.05, (0, 1, 2, 3)), (100, 0.015, (0, 2))]
 
-
-@pytest.mark.parametrize(("wrong", "off", "broken"), HARD)
+@cases(__file__, "rules_count_elements_of_a_hundred", "wrong off broken")
 def test_rules_count_elements_of_a_hundred(wrong, off, broken):
     x, expected = 1 + off * (np.arange(100) < wrong), Expected("numbers", np.ones(100))
     case = Case("", "", "", None, {}, {}, {})

@@ -31,3 +31,6 @@ BFLOAT16_OUTPUT = 2.0**-6
 FLOAT16_WEIGHTS = 2.0**-11
 """A sum of values by weights, relative to its size, where every weight is rounded to float16's 11
 bits: half a step is at most 2^-11 of a weight."""
+
+THEOREM = 1e-12
+"""A theorem's two sides in float64, of sizes near 1: some hundred operations, each off by 1e-16."""

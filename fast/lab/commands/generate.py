@@ -108,17 +108,21 @@ def trace(
     prompt_file: Path | None = None,
     max_new_tokens: int = 128,
     statistics: bool = False,
+    effects: int | None = None,
     json: bool = False,
 ) -> None:
     """Record what every layer sees while a model writes with the full cache."""
-    check_at_least(1, max_new_tokens=max_new_tokens)
+    check_at_least(1, max_new_tokens=max_new_tokens, effects=effects)
     check_choice(DTYPES, dtype=dtype)
     check_output("output", output)
     wanted = None if layers is None else _layer_numbers(layers)
     if statistics and wanted is not None:
         raise ValueError(f"layers = {layers!r} must be left out with --statistics: all are read")
+    if statistics and effects:
+        raise ValueError("--statistics and --effects cannot both be given: they are of two files")
     text = read_prompt(prompt, prompt_file, model)
     tokenizer = load_tokenizer(model)
+    from kvlab.fast.huggingface.effects import effect_labels
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
     from kvlab.fast.lab.recording import query_statistics, record_trace
     from kvlab.fast.models.loading import count_layers
@@ -135,6 +139,7 @@ def trace(
         recorded = record_trace(
             network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
         )
+        labels = effect_labels(network, recorded, effects, report=report) if effects else {}
     with working(f"compressing into {output}"), named(output), folder_of(output):
         if statistics:
             from safetensors.torch import save_file
@@ -142,7 +147,7 @@ def trace(
             about = {"model": recorded.metadata.model}
             save_file(query_statistics(network, recorded), output, about)
         else:
-            save_trace(recorded, output)
+            save_trace(recorded, output, **labels)
     summary = _summarise(recorded, output)
     if json:
         print_json(summary)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kvlab.fast.huggingface.effects import Hidden, measure_effects
 from kvlab.fast.lab import recording
 from kvlab.fast.models import loading
 from kvlab.reference import Transformer
@@ -14,6 +15,7 @@ from kvlab.reference.simulator.trace import load_trace, record_trace, save_trace
 from kvlab.reference.tasks import reasoning
 from support.models import prompts, tiny
 from support.running import printed
+from support.tables import cases
 from support.tolerances import FLOAT32_LOGITS
 
 WRITTEN = 12
@@ -115,15 +117,21 @@ def test_statistics_of_a_command_serve_a_method(tmp_path):
         told = told[:4]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"layers": [0, 4]}, r"layers = \[0, 4\] must be some of the full-attention layers 0, 1,"),
-        ({"layers": []}, r"layers = \[\] must be some of"),
-        ({"dtype": "bfloat16"}, "dtype = 'bfloat16' must be one of 'float16', 'float32'"),
-        ({"input_ids": torch.ones(2, 3, dtype=int)}, "input_ids of 2 sequences must hold one"),
-    ],
-)
+@cases(__file__, "what_cannot_be_recorded_is_named", "given message")
 def test_what_cannot_be_recorded_is_named(reasoner, inputs, given, message):
     with pytest.raises(ValueError, match=message):
         recording.record_trace(reasoner[0], **{**inputs, **given})
+
+
+def test_effects_of_a_command_are_those_of_its_tokens(reasoner, tmp_path):
+    """Every entry of the first tokens once, so that none is drawn twice and all are in range."""
+    told = printed("trace", "--max-new-tokens", "40", "--effects", "2", "-o", tmp_path / "t.npz")
+    trace = load_trace(tmp_path / "t.npz")
+    with np.load(tmp_path / "t.npz", allow_pickle=False) as file:
+        rows, losses = file["effect_hidden"], file["effect_losses"]
+        assert f"hidden from token {len(trace.tokens) - 33} on" in str(file["card"])
+    assert "written tokens" in told and len({*map(tuple, rows.tolist())}) == 2 * 2 * 4
+    hidden = [Hidden(layer, head, (entry,)) for layer, head, entry in rows[::5].tolist()]
+    found = measure_effects(reasoner[0], trace.tokens.tolist(), hidden)
+    np.testing.assert_allclose(losses[::5], found.losses, atol=FLOAT32_LOGITS)
+    assert np.abs(losses).max() > 0.01

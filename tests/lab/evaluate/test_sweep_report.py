@@ -40,6 +40,7 @@ from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
 from support.sweeping import made
+from support.tables import cases
 from support.tolerances import DECIMALS, EXACT
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -133,7 +134,7 @@ def log_likelihood(alone, difference: float, b: int, c: int, n: int):
     return sum(count * np.log(np.maximum(share, 1e-300)) for count, share in cells if count)
 
 
-@pytest.mark.parametrize(("c", "b", "n"), [(10, 25, 100), (0, 6, 20), (3, 0, 30), (7, 7, 15)])
+@cases(__file__, "tango_s_interval", "c b n")
 def test_tango_s_interval_ends_where_the_score_test_begins_to_reject(c, b, n):
     """The share of the first alone is found by trying; at an end the statistic is 1.96."""
     found, turned = paired_shares(c, b, n), paired_shares(b, c, n)
