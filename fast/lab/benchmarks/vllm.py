@@ -3,7 +3,8 @@
     python -m kvlab.fast.lab.benchmarks.vllm --out result.json
 
 All requests come at once; each is a passage of a novel. Pools of blocks are shares of what all need
-together. Methods keep a quarter of a request. Every row is a process of its own, with one thread;
+together. Methods keep a quarter of a request; with ``block_size``, by which they evict within
+prompts, too, they hold at most a quarter. Every row is a process of its own, with one thread;
 loading the model is not counted. Rounds measure all rows in turn; speeds are of CPU time, and by
 the clock. ``accepted`` is the share of what a method wrote that the full cache finds likeliest,
 after the same tokens. ``must_bytes`` are those that a token of all requests at once reads:
@@ -30,7 +31,7 @@ from kvlab.reference.tasks import english
 from kvlab.reference.transformer import load_tokenizer
 
 BLOCK = 32
-SHARES = (1.0, 0.5, 0.25)
+SHARES = "1,0.5,0.25"
 METHODS = ("streaming_llm@protected=first4", "random:h2o", "tova", "h2o", "caote:h2o")
 """One of them is the control: random eviction that protects what H2O protects."""
 WITHOUT, INSTALLED = "full, without the plug-in", "full, the plug-in not configured"
@@ -38,13 +39,13 @@ KEPT = ("at_once", "preempted", "blocks", "version")
 """What a row keeps of what vLLM's worker tells, besides its times."""
 
 
-def rows() -> Iterator[tuple[float, str]]:
+def rows(shares: str, methods: Sequence[str]) -> Iterator[tuple[float, str]]:
     """Yield shares of the memory, and what runs in it."""
-    for share in SHARES:
+    for share in map(float, shares.split(",")):
         yield share, WITHOUT
         if share == 1:
             yield share, INSTALLED
-        yield from ((share, method) for method in METHODS)
+        yield from ((share, method) for method in methods)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Served:
 
     location: Path
     run: Run
+    block_size: int | None = None
 
     @cached_property
     def prompts(self) -> list[list[int]]:
@@ -76,8 +78,9 @@ class Served:
             "num_gpu_blocks_override": int(needed * share) + 1,
             "without_plugin": method == WITHOUT,
         }
-        if method in METHODS:
-            settings |= engines.plugged(method, length // 4)
+        if method not in (WITHOUT, INSTALLED):
+            size = self.block_size or 0
+            settings |= engines.plugged(method, length // 4 // BLOCK * BLOCK - size, size)
         asked = {"weights": str(self.location), "prompts": self.prompts, "tokens": self.run.tokens}
         return engines.generate("vllm", {**asked, "settings": settings, "timed": True})
 
@@ -102,24 +105,27 @@ def seconds(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     return dict(zip(("cpu_seconds", "seconds"), spent, strict=True))
 
 
-def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, Any]]:
+def measured(
+    served: Served, every: Sequence[tuple[float, str]], rounds: int, measure: Measure
+) -> list[dict[str, Any]]:
     """Return what was measured of every row, in so many rounds."""
     length = f"{served.run.prompt} tokens"
 
     def name_of(row: tuple[float, str], number: int) -> str:
         return f"{row[1]} at {row[0]} of the memory, {length}, round {number + 1}"
 
-    turns = [(row, number) for number in range(rounds) for row in rows()]
+    turns = [(row, number) for number in range(rounds) for row in every]
     written = measure([Step(name_of(*each), partial(served.written, *each[0])) for each in turns])
-    found = {row: [written[name_of(row, number)] for number in range(rounds)] for row in rows()}
+    found = {row: [written[name_of(row, number)] for number in range(rounds)] for row in every}
+    first = {row[1]: row for row in reversed(every) if row[1] not in (WITHOUT, INSTALLED)}
     accepted = measure(
         Step(
             f"{method}, {length}, accepted",
-            partial(served.accepted, found[SHARES[0], method][0]["tokens"]),
+            partial(served.accepted, found[row][0]["tokens"]),
         )
-        for method in METHODS
+        for method, row in first.items()
     )
-    of_method: dict[str, float] = dict(zip(METHODS, accepted.values(), strict=True))
+    of_method: dict[str, float] = dict(zip(first, accepted.values(), strict=True))
     prompt, more = served.run.prompt, served.run.tokens
     entries = prompt + more / 2, (prompt + more) // 4
 
@@ -130,7 +136,7 @@ def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, An
             **seconds(each),
             "accepted": of_method.get(method),
             **{name: each[0][name] for name in KEPT},
-            "must_bytes": must_read(served.model, entries[method in METHODS], each[0]["at_once"]),
+            "must_bytes": must_read(served.model, entries[method in first], each[0]["at_once"]),
         }
         for (share, method), each in found.items()
     ]
@@ -142,19 +148,26 @@ def main(
     prompts: str = "256,1024",
     written: int = 256,
     rounds: int = 2,
+    shares: str = SHARES,
+    methods: str = " ".join(METHODS),
+    block_size: int | None = None,
     out: Path | None = None,
 ) -> None:
     """Measure so many requests of each of these lengths."""
     asked = locals()
     engines.launch("vllm")
     location = Path(model_location(model))
-    served = [Served(location, Run(int(each), written, requests)) for each in prompts.split(",")]
+    runs = [Run(int(each), written, requests) for each in prompts.split(",")]
+    served, every = (
+        [Served(location, run, block_size) for run in runs],
+        [*rows(shares, methods.split())],
+    )
     run_benchmark(
         "vllm",
         "cpu",
         asked,
         {"block": BLOCK},
-        lambda measure: {str(x.run.prompt): measured(x, rounds, measure) for x in served},
+        lambda measure: {str(x.run.prompt): measured(x, every, rounds, measure) for x in served},
     )
 
 
