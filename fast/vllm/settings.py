@@ -98,27 +98,24 @@ def settings_of(config: Any) -> Settings | None:
         block,
         config.model_config.max_model_len,
         int(bool(config.scheduler_config.async_scheduling)),
-        asked.get("block_size", config.model_config.max_model_len),
+        prompt_block(asked, config),
     )
     check_policy(settings, config.cache_config.enable_prefix_caching)
-    if "block_size" in asked:
-        check_blocks(settings, config.scheduler_config.scheduler_cls)
     return settings
 
 
-def check_blocks(settings: Settings, scheduler: Any) -> None:
-    """Raise ValueError unless blocks can be evicted within prompts, by vLLM's scheduler."""
-    size, block, longest = settings.prompt_block, settings.block, settings.longest
-    if not isinstance(size, int) or isinstance(size, bool) or size < block or size % block:
-        raise UnsupportedError(
-            f"block_size = {size!r} must be a multiple of {block}, the tokens of vLLM's blocks"
-        )
-    if size < longest > settings.budget and not settings.holding.within(longest):
-        raise UnsupportedError(
-            f"block_size = {size} must be left out: {settings.method} evicts nothing within prompts"
-        )
-    if scheduler != SCHEDULER:
-        raise UnsupportedError(f"block_size = {size} needs --scheduler-cls {SCHEDULER}")
+def prompt_block(asked: Mapping[str, Any], config: Any) -> int:
+    """Return how many tokens of a prompt are read as one block; ValueError for what cannot be."""
+    block, longest = config.cache_config.block_size, config.model_config.max_model_len
+    size = asked.get("block_size", longest)
+    if "block_size" in asked:
+        if not isinstance(size, int) or isinstance(size, bool) or size < block or size % block:
+            raise UnsupportedError(
+                f"block_size = {size!r} must be a multiple of {block}, the tokens of vLLM's blocks"
+            )
+        if config.scheduler_config.scheduler_cls != SCHEDULER:
+            raise UnsupportedError(f"block_size = {size} needs --scheduler-cls {SCHEDULER}")
+    return size
 
 
 def completed(method: str, block: int) -> str:
@@ -138,12 +135,14 @@ def completed(method: str, block: int) -> str:
 
 def check_policy(settings: Settings, prefixes: bool) -> None:
     """Raise ValueError unless vLLM can evict by it; ``prefixes``: whether its cache is searched."""
-    policy, ours = settings.specification, settings.policy
+    policy, ours, longest = settings.specification, settings.policy, settings.longest
+    in_blocks = settings.prompt_block < longest > settings.budget
     for wrong, must in (
         (not isinstance(policy.budget, Pages), "evict whole blocks down to a budget"),
         (policy.evict_before_attend or policy.reposition, "attend first and leave positions"),
         (ours.precision.quantises, "leave the precision as it is: vLLM stores entries"),
         (ours.needs.of_models, "read keys and queries alone"),
+        (in_blocks and not settings.holding.within(longest), "evict within prompts for block_size"),
         (settings.per_layer and prefixes, "have kv_heads=model, or --no-enable-prefix-caching"),
     ):
         if wrong:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
+import pytest
 import torch
 
 from kvlab.fast import compress
@@ -121,3 +122,15 @@ def assert_as_specified(
             )
     assert found["free"] == found["blocks"]
     return len(found["evicted"])
+
+
+def assert_ranks_agree(driver, method: dict, events: list, **engine) -> None:
+    """Two processes, of which each has one of the KV heads, write and evict what one does."""
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    one, two = (driver.run(method, events, **engine, **more) for more in ({}, ranks))
+    assert "error" not in two, two["trace"]
+    summaries = [sorted(line.rpartition(":")[2] for line in each["log"]) for each in (one, two)]
+    assert summaries[0] == summaries[1] and "evicted" in summaries[0][0]
+    for name, text in one["texts"].items():
+        assert two["texts"][name]["tokens"] == text["tokens"]
+        assert two["texts"][name]["logp"] == pytest.approx(text["logp"], abs=LOG_PROBABILITY)

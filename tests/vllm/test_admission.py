@@ -50,15 +50,6 @@ def test_the_bound_is_that_of_a_walk_over_all_tokens(method, in_flight, size):
         assert bounds[0][1] <= walk[0] + 1 + in_flight
 
 
-def test_blocks_within_a_prompt_let_it_hold_less():
-    """Of 1,024 tokens: three blocks that stay, and those of one more block of the prompt."""
-    whole, within = (
-        Settings(completed("h2o", 32), 96, 32, 2048, 0, size).holding.most(1024, 1100)[0][1]
-        for size in (2048, 64)
-    )
-    assert (whole, within) == (32, 5)
-
-
 def test_a_schedule_of_ones_own_may_hold_every_block():
     settings = Settings(completed("tova", 32), 96, 32, 2048, 0, 2048)
     own = type("Own", (type(settings.specification.schedule),), {"__module__": "elsewhere"})

@@ -90,18 +90,15 @@ def launch(engine: str) -> list[str]:
     return command
 
 
-def plugged(method: str, budget: int, block_size: int = 0) -> dict[str, Any]:
+def plugged(method: str, budget: int, **within: int) -> dict[str, Any]:
     """Return the arguments of vLLM's ``LLM`` by which kvlab's method evicts blocks there.
 
-    ``block_size``: also within prompts, which are read in blocks of so many tokens.
+    ``within``: ``block_size``, if also within prompts, which are read in blocks of so many tokens.
     """
-    asked = {"method": method, "budget": budget} | (
-        {"block_size": block_size} if block_size else {}
-    )
     return {
-        "additional_config": {"kvlab": asked},
+        "additional_config": {"kvlab": {"method": method, "budget": budget, **within}},
         "kv_transfer_config": {"kv_connector": CONNECTOR, "kv_role": "kv_both"},
-        **({"scheduler_cls": SCHEDULER} if block_size else {}),
+        "scheduler_cls": SCHEDULER if within else None,
     }
 
 
