@@ -22,7 +22,7 @@ def test_a_text_is_dense_attention_over_the_blocks_that_kvlab_keeps(driver, mode
     prompts = texts(50, 130, 96)
     found = driver.run(asked(method), [*arriving(prompts), ["drain"]])
     assert assert_as_specified(model[0], found, prompts, method) >= (2 if method == "nacl" else 5)
-    if method in METHODS:  # the others compute on the host
+    if "looks" not in method:  # which computes on the host
         assert found["waiting"] <= BLOCK_OF_QUERIES and found["waits"] <= 2
 
 
