@@ -221,8 +221,13 @@ class ProtectedByEither(Protect[reference.ProtectedByEither]):
         return
 
     def edges(self, clock: Clock, entries: int) -> tuple[int, int] | None:
-        one, other = self.one.edges(clock, entries), self.other.edges(clock, entries)
-        return one and (max(one[0], other[0]), max(one[1], other[1]))
+        one = self.one.edges(clock, entries)
+        if one is None:
+            return None
+        other = self.other.edges(clock, entries)
+        first = max(one[0], other[0])
+        recent = max(one[1], other[1])
+        return first, recent
 
 
 # --- budgets -------------------------------------------------------------------------------------

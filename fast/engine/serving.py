@@ -89,14 +89,17 @@ class Kept:
         The cache is made anew, without keys and values: entries that were observed already, with
         what is remembered of them, and piece by piece those that come.
         """
-        queries, entries, (columns, stream) = queries[layers], 0, remembered
+        entries = 0
+        queries = queries[layers]
+        columns, stream = remembered
         cache = self.policy.empty_cache()
         cache.begin(len(queries), queries)
         cache.layers, cache.state.stream = len(queries), dict(stream)
         for start, end in pieces:
             first, entries = entries, self.before(end)
             own = positions[first:entries].expand(*queries.shape[:2], -1)
-            cache.open_slots({"positions": own}, (own.shape[2],) * len(own))
+            present = (own.shape[2],) * len(own)
+            cache.open_slots({"positions": own}, present)
             for name, column in ({} if first else columns).items():
                 cache.columns[name].narrow(2, 0, column.shape[2]).copy_(column)
             last = queries.shape[3] - (self.seen - end)
@@ -180,7 +183,8 @@ class Holding:
         many tokens from its second decision after the prompt on. Of others that is not known: they
         may hold all pages until the text ends.
         """
-        schedule, page, late, whole = self.schedule, self.page, self.late, -(-last // self.page)
+        schedule, page, late = self.schedule, self.page, self.late
+        whole = -(-last // page)
         if not type(schedule).__module__.startswith("kvlab.reference."):
             return [(last, whole)]
         over, read = self.pages * page + 1, Clock(prompt, (prompt - 1) % self.block + 1, prompt)
