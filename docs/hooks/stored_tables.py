@@ -1,6 +1,7 @@
 """Tables of stored results, in the place of marks such as ``<!-- gains: study -->``."""
 
 import re
+import statistics
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -10,6 +11,7 @@ from kvlab.fast.lab.points import After
 from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.fast.lab.tables import Table, layout
 from study import effects_figures, map as study_map, pays
+from study.speeds import in_blocks as in_blocks_rows
 from study.stored import sorted_gains, stored_file, stored_summary
 
 MARK = re.compile(r"<!-- (\w+): ([\w ]+) -->")
@@ -40,7 +42,23 @@ def agreement(file: str) -> Table:
     return layout("plugin").table(rows)
 
 
+def in_blocks(memory: str) -> Table:
+    """List what methods that evict within prompts write at a share of the memory, in percent."""
+    headings = ("tokens/s of CPU time", "of the full cache", "rounds", "at once", "evicted")
+    asked, rows = stored_file("vllm_in_blocks")["parameters"], []
+    for row in in_blocks_rows():
+        if row["share"] == int(memory) / 100:
+            tokens = asked["requests"] * asked["written"]
+            speed = tokens / statistics.median(row["cpu_seconds"])
+            times = row["times_full"]
+            said = f"{statistics.median(times):.2f} ({min(times):.2f}–{max(times):.2f})"
+            counts = len(times), row["at_once"], row["blocks"].get("evicted", 0)
+            rows.append([row["method"], f"{speed:.1f}", said, *map(str, counts)])
+    return Table((f"{memory} % of the memory", *headings), rows)
+
+
 TABLES = {
+    "inblocks": (in_blocks, "`{}`"),
     "agreement": (agreement, "`{}`"),
     "gains": (gains, "`{}`"),
     "needles": (needles, "`{}`"),

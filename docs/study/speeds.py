@@ -1,5 +1,6 @@
 """What pages say about times and bytes, from stored benchmarks and from the cost model."""
 
+import statistics
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -157,6 +158,36 @@ def fewer_than_random(method: str, prompt: int) -> list[float]:
     return [100 - 100 * a / b for a, b in zip(*speeds, strict=True)]
 
 
+def in_blocks() -> list[dict[str, Any]]:
+    """Return the rows of the run with eviction within prompts, with speeds over the full cache's.
+
+    ``times_full``: in each round, at the same memory, by CPU time.
+    """
+    rows = stored_file("vllm_in_blocks")["rows"]
+    full = {row["share"]: row["cpu_seconds"] for row in rows if row["method"] == CONTROL}
+    return [
+        row
+        | {
+            "times_full": [
+                its / mine for its, mine in zip(full[row["share"]], row["cpu_seconds"], strict=True)
+            ]
+        }
+        for row in rows
+    ]
+
+
+def times_full_in_blocks(share: float) -> list[float]:
+    """Return the median speed of each of these methods, as a multiple of the full cache's."""
+    rows = (row for row in in_blocks() if row["share"] == share and row["blocks"])
+    return [statistics.median(row["times_full"]) for row in rows]
+
+
+def at_once_in_blocks() -> int:
+    """Return how many requests the full cache holds at once with a quarter of the memory."""
+    rows = (row for row in in_blocks() if row["share"] == 0.25 and row["method"] == CONTROL)
+    return next(rows)["at_once"]
+
+
 def agreed() -> dict[str, int]:
     """Return how many rows of vLLM's agreement there are, and how many agree in every token."""
     rows = stored_file("vllm_agreement")["rows"]
@@ -172,6 +203,7 @@ FUNCTIONS = {
     **{each.__name__: each for each in (of_copying, copied_us, of_limit)},
     **{each.__name__: each for each in (planned, planned_ms, pays, over_planned, printed, fits)},
     **{each.__name__: each for each in (served, times_full, fewer_than_random, agreed)},
+    **{each.__name__: each for each in (times_full_in_blocks, at_once_in_blocks)},
     **{"EVICTING": EVICTING, "MEMORY": MEMORY, "LAUNCHES": LAUNCHES},
     **{"SHAPES": SHAPES, "HARDWARE": HARDWARE, "Runtime": Runtime},
 }

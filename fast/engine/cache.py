@@ -256,12 +256,16 @@ class LayerCache:
             columns = {"keys": keys, "values": values}
         columns["positions"] = clock.positions[:, None].expand(N, G, m)
         if not self.counts:
-            self.counts = self.demoted = (0,) * N
-            self.dtype, self.triton = compute_dtype(keys.dtype), uses_triton(keys)
+            self.begin(N, keys)
         only_block = len(self) == 0
         self.open_slots(columns, clock.present)
         if min(clock.present) < m:
             self.ordered = self.ordered and only_block
+
+    def begin(self, rows: int, like: Tensor) -> None:
+        """Begin with so many rows without entries, whose keys and values are ``like`` a tensor."""
+        self.counts = self.demoted = (0,) * rows
+        self.dtype, self.triton = compute_dtype(like.dtype), uses_triton(like)
 
     def open_slots(
         self, columns: Mapping[str, Tensor], present: tuple[int, ...]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.fast.engine.policy import Around, Budget, Edges, Observation, Protect, State
+from kvlab.fast.engine.policy import Around, Budget, Observation, Protect, State
 from kvlab.fast.kernels.keep import in_ascending_position, rank
 from kvlab.fast.kernels.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.reference import granularity as reference
@@ -63,13 +63,10 @@ class WholePages(Protect[reference.WholePages]):
         return newest | (held > 0)
 
     def count(self, clock: Clock, entries: int) -> int | None:
-        if isinstance(self.inner, Edges):
-            first, recent = self.inner.spec.first(clock.prompt), self.inner.spec.recent
-        elif self.inner.count(clock, entries) == 0:
-            first, recent = 0, 0
-        else:
+        edges, page = self.inner.edges(clock, entries), self.spec.page
+        if edges is None:
             return None
-        page = self.spec.page
+        first, recent = edges
         pinned = -(-first // page) * page
         newest = max(0, clock.seen - max(1, recent)) // page * page
         return clock.seen if newest <= pinned else pinned + clock.seen - newest

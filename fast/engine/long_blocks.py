@@ -23,7 +23,7 @@ from kvlab.fast.kernels.attention import (
     softmax,
     visible,
 )
-from kvlab.fast.kernels.notation import Queries
+from kvlab.fast.kernels.notation import PerEntry, Probabilities, Queries
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.reference.attention import GroupReduction
 
@@ -32,6 +32,9 @@ MASKED = 256
 
 SUMMED_ROWS = 64
 """Rows of a block whose attention a CPU sums together: so few that its own cache holds them."""
+
+TILE = 2**18
+"""Attention probabilities that a CPU sums together at most, if several sequences have few rows."""
 
 
 def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attended, bool]:
@@ -74,24 +77,56 @@ def observe(policy: Policy, seen: Observation, share: int = 1) -> None:
     """Let the score observe a block that has attended already, from its queries.
 
     A long block is observed part by part: each has 1/``share`` of the weights that may be in memory
-    at once. What a decision after this block reads stays in ``seen``.
+    at once. What a decision after this block reads stays in ``seen``. Values are read only if the
+    score reads them.
     """
     rows = policy.reads(seen.clock)
+    if rows == "all" and policy.needs.sums is not None:
+        seen.attended = Attended(received=sums_of_rows(policy.needs.sums, seen))
+        policy.score.observe(seen.cache.state, seen)
+        return
     if rows == "all" and not policy.on_host:
         for part in parts(seen.queries, share * len(seen.cache)):
-            seen.attended = attention_of(seen, part)
+            seen.attended = attended_by(seen, part)
             policy.score.observe(seen.cache.state, seen.part(part, seen.attended))
         return
     if rows == "all":
-        seen.attended = attention_of(seen, slice(0, seen.queries.shape[3]))
-    elif rows == "last":
+        seen.attended = attended_by(seen, slice(0, seen.queries.shape[3]))
+    elif rows == "last" and (policy.needs.output or seen.cache.triton):
         newest = seen.queries[:, :, :, -1:]
         seen.attended = attend_as_needed(policy.needs, True, newest, None, seen.view)[1]
+    elif rows == "last":
+        m = seen.queries.shape[3]
+        seen.attended = attended_by(seen, slice(m - 1, m))
     policy.score.observe(seen.cache.state, seen)
 
 
-def attention_of(seen: Observation, rows: slice) -> Attended:
-    """Return what some rows of a block pay every entry.
+def sums_of_rows(how: GroupReduction, seen: Observation) -> PerEntry:
+    """Sum what the rows of a block pay every entry, query heads joined first; values are not read.
+
+    On a CPU, tiles are so small that its own cache holds them.
+    """
+    queries, received = seen.queries, seen.queries.new_zeros(seen.positions.shape)
+    N, G, rho, m, _ = queries.shape
+    most = m if queries.is_cuda else min(m, SUMMED_ROWS)
+    size = N if queries.is_cuda else max(1, TILE // (G * rho * most * len(seen.cache)))
+    for first in range(0, N, size):
+        some = slice(first, first + size)
+        for rows in parts(queries[some], len(seen.cache), most):
+            weights = attention_of(seen, rows, some)
+            joined = weights.amax(dim=2).sum(dim=2) if how == "max" else weights.sum(dim=(2, 3))
+            received[some, :, : joined.shape[2]] += joined
+    return received / rho if how == "mean" else received
+
+
+def attended_by(seen: Observation, rows: slice) -> Attended:
+    """Return what some rows of a block pay every entry."""
+    weights = attention_of(seen, rows, slice(None))
+    return Attended(pad(weights, (0, len(seen.cache) - weights.shape[-1])))
+
+
+def attention_of(seen: Observation, rows: slice, sequences: slice) -> Probabilities:
+    """Return what some rows of a block pay the entries that they may read.
 
     In a cache in order the block's entries are the last ones: a mask is made of the rows' own, and
     those after the last row are not read.
@@ -100,9 +135,9 @@ def attention_of(seen: Observation, rows: slice) -> Attended:
     if seen.cache.ordered and not seen.cache.ragged:
         last -= seen.queries.shape[3] - rows.stop
         first = last - (rows.stop - rows.start)
-    products = logits(seen.queries[:, :, :, rows], seen.keys[:, :, :last], seen.view.softcap)
-    mask = visible(seen.query_positions[:, rows], seen.positions[:, :, first:last])
-    return Attended(pad(softmax(products, mask), (0, len(seen.cache) - last)))
+    queries, keys = seen.queries[sequences, :, :, rows], seen.keys[sequences, :, :last]
+    at, entries = seen.query_positions[sequences, rows], seen.positions[sequences, :, first:last]
+    return softmax(logits(queries, keys, seen.view.softcap), visible(at, entries))
 
 
 def _each_part(

@@ -81,7 +81,8 @@ class LayerView:
     repositioned: bool = False
     """Whether the keys are rotated to other positions than those of their tokens."""
     read: dict[str, Vectors] = field(default_factory=dict)
-    """Keys and values that are read in place of the stored ones: decoded, or rotated."""
+    """Keys and values that are read in place of the stored ones: decoded, rotated, or from where an
+    engine has them (`ReadWhenAsked`)."""
 
     def column(self, name: str) -> Tensor:
         """Return positions, a column of the state, or keys or values as stored or decoded."""
@@ -120,6 +121,21 @@ class LayerView:
         keys, values = self.vectors()
         as_stored = keys.is_cuda or keys.dtype == self.cache.dtype
         return (keys, values) if as_stored else (self.keys, self.values)
+
+
+class ReadWhenAsked(dict[str, Vectors]):
+    """Keys and values that are read when a score asks for them first."""
+
+    def __init__(self, read: Callable[[str], Vectors]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __contains__(self, name: object) -> bool:
+        return name in ("keys", "values")
+
+    def __missing__(self, name: str) -> Vectors:
+        self[name] = self._read(name)
+        return self[name]
 
 
 def reposition(

@@ -105,6 +105,10 @@ class Protect(Twin[Part], ABC):
     def count(self, clock: Clock, entries: int) -> int | None:
         """Say how many of ``entries`` are protected now; None if that depends on the data."""
 
+    def edges(self, clock: Clock, entries: int) -> tuple[int, int] | None:
+        """Say how many of the first and of the newest tokens are protected; None if others are."""
+        return (0, 0) if self.count(clock, entries) == 0 else None
+
 
 class Precision(Twin[Part], ABC):
     """How precisely is it kept?"""
@@ -197,6 +201,9 @@ class Edges(Protect[reference.Edges]):
     def count(self, clock: Clock, entries: int) -> int:
         return min(clock.seen, self.spec.count(clock.prompt))
 
+    def edges(self, clock: Clock, entries: int) -> tuple[int, int]:
+        return self.spec.first(clock.prompt), self.spec.recent
+
 
 @dataclass(frozen=True)
 class ProtectedByEither(Protect[reference.ProtectedByEither]):
@@ -212,6 +219,15 @@ class ProtectedByEither(Protect[reference.ProtectedByEither]):
 
     def count(self, clock: Clock, entries: int) -> None:
         return
+
+    def edges(self, clock: Clock, entries: int) -> tuple[int, int] | None:
+        one = self.one.edges(clock, entries)
+        if one is None:
+            return None
+        other = self.other.edges(clock, entries)
+        first = max(one[0], other[0])
+        recent = max(one[1], other[1])
+        return first, recent
 
 
 # --- budgets -------------------------------------------------------------------------------------

@@ -71,3 +71,6 @@ class SinksAndTail(Protect[reference.SinksAndTail]):
 
     def count(self, clock: Clock, entries: int) -> int:
         return min(clock.seen, self.spec.count(clock.prompt))
+
+    def edges(self, clock: Clock, entries: int) -> tuple[int, int]:
+        return self.spec.options.sinks, self.spec.tail(clock.prompt)

@@ -12,6 +12,7 @@ classes are used as they are.
 | `blocks` | worker | reading keys and values out of vLLM's blocks |
 | `connector` | both | says to the worker who is in its batch, to the scheduler what was evicted |
 | `manager` | scheduler | frees blocks, and admits only requests that will never be preempted |
+| `scheduler` | scheduler | ends what is read of a prompt in a step where blocks are evicted |
 """
 
 import logging
@@ -22,6 +23,8 @@ from weakref import finalize
 
 CONNECTOR = "KvlabConnector"
 """Name of the connector, for vLLM's ``kv_transfer_config``."""
+SCHEDULER = "kvlab.fast.vllm.scheduler.in_blocks"
+"""The scheduler, for vLLM's ``scheduler_cls``, if blocks are evicted within prompts."""
 WRAPPED = {
     "CPU_ATTN": "CPUAttentionBackend",
     "FLASH_ATTN": "FlashAttentionBackend",

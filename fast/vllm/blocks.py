@@ -46,13 +46,13 @@ class Layout:
         return cls(shape, *places)
 
     def read(
-        self, caches: Sequence[Tensor], ids: Int[Tensor, " blocks"], tokens: int
-    ) -> tuple[Vectors, Vectors]:
-        """Return keys and values of the first ``tokens`` of some blocks, for all layers."""
-        keys, values, (_, G, d) = [], [], self.shape
-        for cache in caches:
+        self, name: str, caches: Sequence[Tensor], ids: Int[Tensor, " blocks"], tokens: int
+    ) -> Vectors:
+        """Return keys or values of the first ``tokens`` of some blocks, for all layers."""
+        places, (_, G, d) = getattr(self, name), self.shape
+        found = caches[0].new_empty((len(caches), G, tokens, d))
+        for number, cache in enumerate(caches):
             blocks = cache.index_select(0, ids).flatten(1)  # a cache is not copied, however it lies
-            for found, places in ((keys, self.keys), (values, self.values)):
-                numbers = blocks.index_select(1, places).view(-1, G, d)
-                found.append(numbers[:tokens].transpose(0, 1))
-        return torch.stack(keys), torch.stack(values)
+            numbers = blocks.index_select(1, places).view(-1, G, d)
+            found[number].copy_(numbers[:tokens].transpose(0, 1))
+        return found

@@ -11,7 +11,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from kvlab.fast.vllm.settings import Settings, UnsupportedError, most_blocks
+from kvlab.fast.vllm.settings import Settings, UnsupportedError
 
 logger = logging.getLogger("vllm.kvlab")
 
@@ -61,21 +61,25 @@ class Account:
     """Tokens that count as the prompt."""
     preemptions: int = -1
     """How often the request was preempted, when it was admitted last."""
-    bounds: tuple[int, int, int] = (0, 0, 0)
-    """See `most_blocks`."""
+    bounds: Sequence[tuple[int, int]] = ()
+    """See `Holding.most`."""
+    offered: int = 0
+    """Tokens whose blocks other requests may read: later ones are computed under eviction."""
     error: str | None = None
     """Why the request ends before its text does."""
 
     def begin(self) -> None:
         """Take the text so far as the prompt."""
         self.read, self.preemptions = self.request.num_tokens, self.request.num_preemptions
-        self.bounds = most_blocks(self.settings, self.read, self.last)
+        self.bounds = self.settings.holding.most(self.read, self.last)
+        # a request that finds a prefix decides later than at its last token
+        self.offered = min([self.read, *(n - 1 for n in self.settings.holding.within(self.read))])
 
     def fail(self, error: str, reason: FinishReason = FinishReason.ERROR) -> None:
-        """End the request with its next token; until then nothing more is evicted."""
+        """End the request with its next token."""
         logger.error("kvlab ends request %s: %s", self.request.request_id, error)
-        self.error, self.bounds = error, (self.last, max(self.most + 1, self.bounds[1]), 0)
-        self.request.max_tokens, self.request.stop_reason = 0, error
+        self.error = self.request.stop_reason = error
+        self.request.max_tokens = 0
         self.request.get_finished_reason = lambda: reason
 
     @property
@@ -87,8 +91,8 @@ class Account:
     @property
     def reserved(self) -> int:
         """Blocks that the request holds at most from now on; this never rises."""
-        until, before, after = self.bounds
-        return after if self.request.num_computed_tokens > until else max(before, after)
+        seen = self.request.num_computed_tokens
+        return next((most for until, most in self.bounds if seen <= until), self.bounds[-1][1])
 
     def summary(self) -> str:
         """Say in a line what was evicted."""
@@ -135,6 +139,7 @@ class EvictingManager(FullAttentionManager):
         held = self.req_to_blocks
         running = [each.reserved for name, each in self.accounts.items() if held.get(name)]
         used = self.block_pool.num_gpu_blocks - 1 - self.block_pool.get_num_free_blocks()
+        needed = min(needed, own.reserved)  # vLLM may ask for a whole prompt
         return max(needed, own.reserved + sum(running) - used // own.tables)
 
     def allocate_new_blocks(self, request_id: str, *args: Any, **given: Any) -> list:
@@ -144,9 +149,9 @@ class EvictingManager(FullAttentionManager):
         return new
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **given: Any) -> None:
-        """Offer blocks of the prompt to other requests: later ones are computed under eviction."""
-        read = self.accounts[request.request_id].read
-        super().cache_blocks(request, min(num_tokens, read), *args, **given)
+        """Offer blocks to other requests that were computed before anything was evicted."""
+        offered = self.accounts[request.request_id].offered
+        super().cache_blocks(request, min(num_tokens, offered), *args, **given)
 
     @classmethod
     def find_longest_cache_hit(cls, *args: Any, **given: Any) -> Any:

@@ -120,17 +120,18 @@ class Batch:
         self.table = common.block_table_tensor
         starts = map(int, common.query_start_loc_cpu.numpy())
         tokens = [slice(*each) for each in pairwise(starts) if each[0] < each[1]]
-        newest = self._sent([own.stop - 1 for own in tokens])
-        slots = common.slot_mapping[newest].tolist()  # the first of two waits for the device
+        self.newest = self._sent([own.stop - 1 for own in tokens])
+        slots = common.slot_mapping[self.newest].tolist()  # the first of two waits for the device
         self.rows = [
-            (*self._written_to(*each), each[1]) for each in zip(slots, tokens, strict=True)
+            (*self._written_to(*each), each[1] if requests.settings.remembers else slice(n, n + 1))
+            for n, each in enumerate(zip(slots, tokens, strict=True))
         ]
-        """Every request, and which tokens of the batch are its own."""
+        """Every request, and which of the queries are its own: the newest, or all of its tokens."""
         self.metadata = metadata
         """What attention is computed by: ``given``, or without the blocks that were evicted."""
         if any(request.evicted for _, request, _ in self.rows):
             self.metadata = builder.build_again(common, **self._without_evicted(common))
-        self.queries: Float[Tensor, "L tokens H d"] | None = None
+        self.queries: Float[Tensor, "L rows H d"] | None = None
         self.attended_layers = 0
 
     def _sent(self, numbers: Sequence[Any]) -> Int[Tensor, "..."]:
@@ -172,6 +173,7 @@ class Batch:
             requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
         if requests.settings.remembers or requests.settings.policy.needs.rows != "none":
             query = query[: self.tokens].view(self.tokens, attention.num_heads, -1)
+            query = query if requests.settings.remembers else query[self.newest]
             if self.queries is None:
                 self.queries = query.new_empty((len(requests.layers), *query.shape))
             self.queries[number] = query

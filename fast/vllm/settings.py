@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
 from typing import Any
 
 from kvlab.fast.engine.policy import Policy, Score
 from kvlab.fast.engine.port import port
-from kvlab.fast.vllm import CONNECTOR, asked_of, points
+from kvlab.fast.engine.serving import Holding
+from kvlab.fast.vllm import CONNECTOR, SCHEDULER, asked_of, points
 from kvlab.reference import methods, policy as reference
 from kvlab.reference.granularity import Pages
-from kvlab.reference.observation import Clock
 
 FLAG = f'--kv-transfer-config \'{{"kv_connector": "{CONNECTOR}", "kv_role": "kv_both"}}\''
 
@@ -32,6 +31,9 @@ class Settings:
     longest: int
     in_flight: int
     """Steps that may be scheduled before what an earlier one evicted is known."""
+    prompt_block: int
+    """Tokens of a prompt that are read as one block, as in `kvlab.compress`; no chunk of vLLM's
+    crosses its end. ``longest``: a prompt is read whole."""
 
     @cached_property
     def specification(self) -> reference.Policy:
@@ -47,6 +49,12 @@ class Settings:
     def blocks(self) -> int:
         """Blocks that a request keeps after a decision; the one that is being written counts."""
         return self.budget // self.block
+
+    @cached_property
+    def holding(self) -> Holding:
+        """How many blocks texts hold."""
+        given = self.block, self.blocks, self.prompt_block, self.in_flight
+        return Holding(self.specification.schedule, *given)
 
     @property
     def per_layer(self) -> bool:
@@ -67,28 +75,6 @@ class Settings:
         return self.remembers and self.policy.needs.prompt
 
 
-def most_blocks(settings: Settings, prompt: int, last: int) -> tuple[int, int, int]:
-    """Return a number of tokens, the blocks held at most up to them, and the most after them.
-
-    A schedule of kvlab's own decides every so many tokens from its second decision on. Of others
-    that is not known: they may hold all blocks until the text ends.
-    """
-    schedule, block, late = settings.specification.schedule, settings.block, settings.in_flight
-    whole = -(-last // block)
-    if not type(schedule).__module__.startswith("kvlab.reference."):
-        return last, whole, whole
-    over, read = settings.blocks * block + 1, Clock(prompt, prompt, prompt)
-    later = range(max(prompt + 1, over), prompt if schedule.ended(read) else last + 1)
-    clocks = chain([read], (Clock(seen, 1, prompt) for seen in later))
-    due = (clock.seen for clock in clocks if clock.seen >= over and schedule.due(clock))
-    first, second, third = islice(chain(due, [last, last, last]), 3)
-    ends = [-(-min(end + late, last) // block) for end in (first, second, third)]
-    grows = max(ends[1] - -(-first // block), ends[2] - -(-second // block))
-    if third < last:
-        grows = max(grows, -(-(third - second + late) // block))
-    return first + late, ends[0], min(whole, settings.blocks + grows)
-
-
 def settings_of(config: Any) -> Settings | None:
     """Return what vLLM's configuration asks of kvlab; None if nothing.
 
@@ -98,10 +84,10 @@ def settings_of(config: Any) -> Settings | None:
     if asked is None:
         return None
     points.check()
-    if not isinstance(asked, Mapping) or set(asked) != {"method", "budget"}:
+    if not isinstance(asked, Mapping) or {*asked} - {"block_size"} != {"method", "budget"}:
         raise UnsupportedError(
-            f'kvlab = {asked!r} must have a "method" and a "budget", as in '
-            '{"method": "caote:h2o", "budget": 1024}'
+            f'kvlab = {asked!r} must have a "method" and a "budget", and may have a "block_size", '
+            'as in {"method": "caote:h2o", "budget": 1024}'
         )
     for reason in refusals(config):
         raise UnsupportedError(f"kvlab: {reason}")
@@ -112,9 +98,24 @@ def settings_of(config: Any) -> Settings | None:
         block,
         config.model_config.max_model_len,
         int(bool(config.scheduler_config.async_scheduling)),
+        prompt_block(asked, config),
     )
     check_policy(settings, config.cache_config.enable_prefix_caching)
     return settings
+
+
+def prompt_block(asked: Mapping[str, Any], config: Any) -> int:
+    """Return how many tokens of a prompt are read as one block; ValueError for what cannot be."""
+    block, longest = config.cache_config.block_size, config.model_config.max_model_len
+    size = asked.get("block_size", longest)
+    if "block_size" in asked:
+        if not isinstance(size, int) or isinstance(size, bool) or size < block or size % block:
+            raise UnsupportedError(
+                f"block_size = {size!r} must be a multiple of {block}, the tokens of vLLM's blocks"
+            )
+        if config.scheduler_config.scheduler_cls != SCHEDULER:
+            raise UnsupportedError(f"block_size = {size} needs --scheduler-cls {SCHEDULER}")
+    return size
 
 
 def completed(method: str, block: int) -> str:
@@ -134,12 +135,14 @@ def completed(method: str, block: int) -> str:
 
 def check_policy(settings: Settings, prefixes: bool) -> None:
     """Raise ValueError unless vLLM can evict by it; ``prefixes``: whether its cache is searched."""
-    policy, ours = settings.specification, settings.policy
+    policy, ours, longest = settings.specification, settings.policy, settings.longest
+    in_blocks = settings.prompt_block < longest > settings.budget
     for wrong, must in (
         (not isinstance(policy.budget, Pages), "evict whole blocks down to a budget"),
         (policy.evict_before_attend or policy.reposition, "attend first and leave positions"),
         (ours.precision.quantises, "leave the precision as it is: vLLM stores entries"),
         (ours.needs.of_models, "read keys and queries alone"),
+        (in_blocks and not settings.holding.within(longest), "evict within prompts for block_size"),
         (settings.per_layer and prefixes, "have kv_heads=model, or --no-enable-prefix-caching"),
     ):
         if wrong:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
+import pytest
 import torch
 
 from kvlab.fast import compress
@@ -36,11 +37,14 @@ def dense(
 
 
 def specified(
-    model, spec, budget, prompt, tokens, evicted: Evicted, tables=1, block=BLOCK
+    model, spec, budget, prompt, tokens, evicted: Evicted, tables=1, block=BLOCK, size=None
 ) -> tuple[list, list]:
-    """Return the same of kvlab in transformers, which must keep the same blocks at every step."""
-    logits = []
-    with compress(model, methods.get(spec, budget)) as cache, torch.inference_mode():
+    """Return the same of kvlab in transformers, which must keep the same blocks at every step.
+
+    ``size``: prompts are read in blocks of so many tokens.
+    """
+    logits, policy = [], methods.get(spec, budget)
+    with compress(model, policy, block_size=size) as cache, torch.inference_mode():
         for given in ([*prompt], *[[token] for token in tokens[:-1]]):
             logits.append(model(torch.tensor([given]), past_key_values=cache).logits[0, -1])
             seen = cache.clocks[0].seen
@@ -91,8 +95,8 @@ def arriving(prompts, tokens: int = WRITTEN, **given) -> list:
     ]
 
 
-def asked(method: str, budget: int = BUDGET) -> dict:
-    return {"method": method, "budget": budget}
+def asked(method: str, budget: int = BUDGET, **given) -> dict:
+    return {"method": method, "budget": budget, **given}
 
 
 def of(found: dict, name: str) -> list[tuple[int, int, int]]:
@@ -101,7 +105,7 @@ def of(found: dict, name: str) -> list[tuple[int, int, int]]:
 
 
 def assert_as_specified(
-    model, found: dict, prompts, method: str, budget: int = BUDGET, block: int = BLOCK
+    model, found: dict, prompts, method: str, budget: int = BUDGET, block: int = BLOCK, size=None
 ) -> int:
     """Compare every text with both oracles; return how many blocks were evicted."""
     assert "error" not in found, found["trace"]
@@ -110,7 +114,7 @@ def assert_as_specified(
         spec, given = completed(method, block), (prompt, text["tokens"], evicted)
         for tokens, logp in (
             dense(model, *given, found["tables"], block),
-            specified(model, spec, budget, *given, found["tables"], block),
+            specified(model, spec, budget, *given, found["tables"], block, size),
         ):
             assert tokens == text["tokens"]
             assert (
@@ -118,3 +122,15 @@ def assert_as_specified(
             )
     assert found["free"] == found["blocks"]
     return len(found["evicted"])
+
+
+def assert_ranks_agree(driver, method: dict, events: list, **engine) -> None:
+    """Two processes, of which each has one of the KV heads, write and evict what one does."""
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    one, two = (driver.run(method, events, **engine, **more) for more in ({}, ranks))
+    assert "error" not in two, two["trace"]
+    summaries = [sorted(line.rpartition(":")[2] for line in each["log"]) for each in (one, two)]
+    assert summaries[0] == summaries[1] and "evicted" in summaries[0][0]
+    for name, text in one["texts"].items():
+        assert two["texts"][name]["tokens"] == text["tokens"]
+        assert two["texts"][name]["logp"] == pytest.approx(text["logp"], abs=LOG_PROBABILITY)

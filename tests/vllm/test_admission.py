@@ -1,10 +1,11 @@
 """A request is admitted by the blocks that it and all others can hold at most."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from kvlab.fast.vllm.settings import Settings, completed, most_blocks
+from kvlab.fast.vllm.settings import Settings, completed
 from kvlab.reference.observation import Clock
 from support.block_oracle import asked
 
@@ -21,36 +22,39 @@ SCHEDULES = (
 )
 
 
-def walked(settings: Settings, prompt: int, last: int) -> list[int]:
-    """Return the blocks held at most from the prompt's last token on, from the next one on, ..."""
+def walked(settings: Settings, prompt: int, last: int, steps: list[int]) -> list[int]:
+    """Return the blocks held at most from each of these steps on, of which each ends at a token."""
     due, held, evicted = settings.specification.schedule.due, [], [0] * (1 + settings.in_flight)
-    for seen in range(prompt, last + 1):
+    size = settings.prompt_block
+    for before, seen in pairwise([0, *steps]):
         blocks = -(-seen // settings.block)
         held.append(blocks - evicted[-1 - settings.in_flight])
-        decides = due(Clock(seen, prompt if seen == prompt else 1, prompt))
+        read = (seen - 1) % size + 1 if seen <= prompt else seen - before
+        decides = due(Clock(seen, read, prompt)) and (seen % size == 0 or seen >= prompt)
         evicted.append(max(evicted[-1], decides * (blocks - settings.blocks)))
     return [max(held[later:]) for later in range(len(held))]
 
 
+@pytest.mark.parametrize("size", [None, 32, 128])
 @pytest.mark.parametrize("in_flight", [0, 1])
 @pytest.mark.parametrize("method", SCHEDULES)
-def test_the_bound_is_that_of_a_walk_over_all_tokens(method, in_flight):
+def test_the_bound_is_that_of_a_walk_over_all_tokens(method, in_flight, size):
     """Or larger: by one, as it does not look where in a block a decision is, and at the end."""
-    settings = Settings(completed(method, 32), 96, 32, 2048, in_flight)
+    settings = Settings(completed(method, 32), 96, 32, 2048, in_flight, size or 2048)
     for prompt, last in ((1, 400), (50, 700), (97, 98), (300, 900), (310, 311), (64, 64)):
-        until, before, after = most_blocks(settings, prompt, last)
-        walk = walked(settings, prompt, last)
-        bounds = [max(before, after)] * len(walk[: until - prompt + 1])
-        bounds += [after] * (len(walk) - len(bounds))
-        assert all(most <= bound for most, bound in zip(walk, bounds, strict=True))
-        assert bounds[0] <= walk[0] + 1
+        ends = [*range(size or prompt, prompt, size or prompt), *range(prompt, last + 1)]
+        bounds, walk = settings.holding.most(prompt, last), walked(settings, prompt, last, ends)
+        assert bounds[-1][0] == last and bounds == sorted(bounds, key=lambda each: -each[1])
+        for seen, most in zip(ends, walk, strict=True):
+            assert most <= next(bound for until, bound in bounds if seen <= until)
+        assert bounds[0][1] <= walk[0] + 1 + in_flight
 
 
 def test_a_schedule_of_ones_own_may_hold_every_block():
-    settings = Settings(completed("tova", 32), 96, 32, 2048, 0)
+    settings = Settings(completed("tova", 32), 96, 32, 2048, 0, 2048)
     own = type("Own", (type(settings.specification.schedule),), {"__module__": "elsewhere"})
     vars(settings)["specification"] = replace(settings.specification, schedule=own())
-    assert most_blocks(settings, 300, 900) == (900, 29, 29)
+    assert settings.holding.most(300, 900) == [(900, 29)]
 
 
 @pytest.mark.slow

@@ -14,13 +14,12 @@ from kvlab.fast.lab.benchmarks.workload import Run
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("python")
-def test_a_row_has_speeds_preemptions_blocks_and_accepted_tokens(model, tmp_path, monkeypatch):
+def test_a_row_has_speeds_preemptions_blocks_and_accepted_tokens(model, tmp_path):
     """At a quarter of the memory two whole requests fit, and more of which two blocks stay."""
-    monkeypatch.setattr(vllm, "SHARES", (0.25,))
-    monkeypatch.setattr(vllm, "METHODS", ("tova",))
     app, out = typer.Typer(), tmp_path / "result.json"
     app.command()(vllm.main)
     sizes = ["--requests", "8", "--prompts", "64", "--written", "192", "--rounds", "2"]
+    sizes += ["--shares", "0.25", "--methods", "tova"]
     done = CliRunner().invoke(app, ["--model", model[1], *sizes, "--out", str(out)])
     assert done.exit_code == 0, repr(done.exception)
     full, tova = json.loads(out.read_text())["parts"]["64"]

@@ -7,7 +7,8 @@ one that kvlab writes for it alone, and its blocks are evicted at the same token
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-from support.block_oracle import arriving, asked, assert_as_specified, of, texts
+from kvlab.fast.vllm import SCHEDULER
+from support.block_oracle import METHODS, arriving, asked, assert_as_specified, of, texts
 
 SMALL = {
     "num_gpu_blocks_override": 18,  # one is vLLM's own; a text of 512 tokens fills 16
@@ -16,6 +17,9 @@ SMALL = {
     "enable_prefix_caching": True,
 }
 TEXT = texts(*[160] * 3, seed=5)
+SIZE = 64
+IN_BLOCKS = SMALL | {"scheduler_cls": SCHEDULER}
+"""Prompts are read in blocks of 64 tokens, of which blocks are evicted."""
 
 
 @st.composite
@@ -51,6 +55,11 @@ def single(found: dict, prompts) -> tuple[dict, dict]:
     return found | {"texts": texts_alone, "evicted": evicted}, alone
 
 
+@pytest.mark.parametrize(
+    ("within", "engine"),
+    [({}, SMALL), ({"block_size": SIZE}, IN_BLOCKS)],
+    ids=["prompts whole", "in blocks"],
+)
 @pytest.mark.parametrize("method", ["tova", "caote:h2o@recent=16"])
 @settings(
     max_examples=6,
@@ -61,13 +70,39 @@ def single(found: dict, prompts) -> tuple[dict, dict]:
 )
 @given(history=histories())
 def test_a_text_is_what_it_would_be_alone_whatever_happens_around_it(
-    driver, model, method, history
+    driver, model, method, within, engine, history
 ):
     events, prompts = history
-    found = driver.run(asked(method), events, **SMALL)
+    found = driver.run(asked(method, **within), events, **engine)
     assert "error" not in found, found["trace"]
-    assert_as_specified(model[0], *single(found, prompts), method)
+    assert_as_specified(model[0], *single(found, prompts), method, size=within.get("block_size"))
     assert found["preempted"] == 0
+
+
+WITHIN = [x for x in METHODS if "lazy" not in x and "rkv" not in x]
+"""Those that evict within prompts; the others read a prompt whole."""
+
+
+@pytest.mark.parametrize("method", [*WITHIN, "looks@recent=16"])
+def test_a_text_is_what_compress_writes_in_blocks(driver, model, method):
+    """Four prompts of up to nine blocks of vLLM's, which has 17: all run at once."""
+    prompts, given = texts(270, 50, 200, 129, seed=11), asked(method, block_size=SIZE)
+    chunks = IN_BLOCKS | {"max_num_batched_tokens": 150}  # some end within blocks
+    found = driver.run(given, [*arriving(prompts, 40), ["drain"]], **chunks)
+    assert assert_as_specified(model[0], found, prompts, method, size=SIZE) >= 12
+    assert {seen for seen, *_ in of(found, "r0")} >= {128, 192, 256, 270}
+    assert found["preempted"] == 0 and found["at_once"] == 4
+
+
+def test_a_prefix_within_a_prompt_is_handed_on_up_to_the_first_eviction(driver, model):
+    """That is after 128 tokens, at the last of which the second request decides itself."""
+    prefix = texts(200, seed=3)["r0"]
+    prompts = {name: [*prefix, *texts(20, seed=n)["r0"]] for n, name in enumerate("ab")}
+    first, second = arriving(prompts, 30)
+    events = [first, ["step", {"times": 12}], second, ["drain"]]
+    found = driver.run(asked("tova", block_size=SIZE), events, **IN_BLOCKS)
+    assert assert_as_specified(model[0], found, prompts, "tova", size=SIZE) >= 8
+    assert found["cached"] == 96
 
 
 def test_a_pool_that_is_full_lets_requests_wait(driver, model):

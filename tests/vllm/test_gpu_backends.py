@@ -5,7 +5,16 @@ Layouts of caches, blocks of 16, metadata, tables and, of TRITON_ATTN, kernels a
 
 import pytest
 
-from support.block_oracle import METHODS, arriving, asked, assert_as_specified, dense, of, texts
+from support.block_oracle import (
+    METHODS,
+    arriving,
+    asked,
+    assert_as_specified,
+    assert_ranks_agree,
+    dense,
+    of,
+    texts,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("python")]
 BLOCK, BUDGET = 16, 32
@@ -67,18 +76,8 @@ def test_prefixes_chunks_aborts_and_a_full_pool(driver_of, model, method, backen
 
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
 def test_two_ranks_write_what_one_does(driver_of, backend):
-    events = [*arriving(texts(20, 45), 24), ["drain"]]
-    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    method, driver = asked("caote:h2o@recent=8", BUDGET), driver_of(backend)
-    one = driver.run(method, events, block_size=BLOCK)
-    two = driver.run(method, events, block_size=BLOCK, **ranks)
-    assert "error" not in two, two["trace"]
-    assert [each["tokens"] for each in one["texts"].values()] == [
-        each["tokens"] for each in two["texts"].values()
-    ]
-    assert sorted(line.rpartition(":")[2] for line in one["log"]) == sorted(
-        line.rpartition(":")[2] for line in two["log"]
-    )
+    events, method = [*arriving(texts(20, 45), 24), ["drain"]], asked("caote:h2o@recent=8", BUDGET)
+    assert_ranks_agree(driver_of(backend), method, events, block_size=BLOCK)
 
 
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])

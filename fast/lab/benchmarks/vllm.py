@@ -3,7 +3,8 @@
     python -m kvlab.fast.lab.benchmarks.vllm --out result.json
 
 All requests come at once; each is a passage of a novel. Pools of blocks are shares of what all need
-together. Methods keep a quarter of a request. Every row is a process of its own, with one thread;
+together. Methods keep a quarter of a request; with ``block_size``, by which they evict within
+prompts, too, they hold at most a quarter. Every row is a process of its own, with one thread;
 loading the model is not counted. Rounds measure all rows in turn; speeds are of CPU time, and by
 the clock. ``accepted`` is the share of what a method wrote that the full cache finds likeliest,
 after the same tokens. ``must_bytes`` are those that a token of all requests at once reads:
@@ -30,7 +31,7 @@ from kvlab.reference.tasks import english
 from kvlab.reference.transformer import load_tokenizer
 
 BLOCK = 32
-SHARES = (1.0, 0.5, 0.25)
+SHARES = "1,0.5,0.25"
 METHODS = ("streaming_llm@protected=first4", "random:h2o", "tova", "h2o", "caote:h2o")
 """One of them is the control: random eviction that protects what H2O protects."""
 WITHOUT, INSTALLED = "full, without the plug-in", "full, the plug-in not configured"
@@ -38,13 +39,13 @@ KEPT = ("at_once", "preempted", "blocks", "version")
 """What a row keeps of what vLLM's worker tells, besides its times."""
 
 
-def rows() -> Iterator[tuple[float, str]]:
+def rows(shares: str, methods: Sequence[str]) -> Iterator[tuple[float, str]]:
     """Yield shares of the memory, and what runs in it."""
-    for share in SHARES:
+    for share in map(float, shares.split(",")):
         yield share, WITHOUT
         if share == 1:
             yield share, INSTALLED
-        yield from ((share, method) for method in METHODS)
+        yield from ((share, method) for method in methods)
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,11 @@ class Served:
 
     location: Path
     run: Run
+    rows: Sequence[Any] = ()
+    block_size: int = 0
 
     @cached_property
-    def prompts(self) -> list[list[int]]:
+    def prompts(self) -> Any:
         """Passages; random tokens for a model without a tokenizer."""
         length = self.run.prompt
         if not (self.location / "tokenizer.json").is_file():
@@ -65,7 +68,7 @@ class Served:
         seeds = map(np.random.default_rng, range(self.run.batch))
         return [encode(english.passage(seed, length + 100)).ids[:length] for seed in seeds]
 
-    def written(self, share: float, method: str) -> dict[str, Any]:
+    def written(self, share: float, method: str) -> Any:
         """Let vLLM answer all; one block of its pool is its own."""
         length = self.run.prompt + self.run.tokens
         needed = self.run.batch * -(-length // BLOCK)
@@ -76,8 +79,10 @@ class Served:
             "num_gpu_blocks_override": int(needed * share) + 1,
             "without_plugin": method == WITHOUT,
         }
-        if method in METHODS:
-            settings |= engines.plugged(method, length // 4)
+        if "full" not in method:
+            within = {"block_size": self.block_size} if self.block_size else {}
+            budget = length // 4 // BLOCK * BLOCK - self.block_size
+            settings |= engines.plugged(method, budget, **within)
         asked = {"weights": str(self.location), "prompts": self.prompts, "tokens": self.run.tokens}
         return engines.generate("vllm", {**asked, "settings": settings, "timed": True})
 
@@ -96,41 +101,36 @@ class Served:
         return float(torch.stack(right).mean())
 
 
-def seconds(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return seconds of CPU time and by the clock, of every round of a row."""
-    spent = np.diff([each["times"] for each in rounds], axis=1)[:, 0].T.tolist()
-    return dict(zip(("cpu_seconds", "seconds"), spent, strict=True))
-
-
-def measured(served: Served, rounds: int, measure: Measure) -> list[dict[str, Any]]:
+def measured(served: Served, rounds: int, measure: Measure) -> Any:
     """Return what was measured of every row, in so many rounds."""
-    length = f"{served.run.prompt} tokens"
-
-    def name_of(row: tuple[float, str], number: int) -> str:
-        return f"{row[1]} at {row[0]} of the memory, {length}, round {number + 1}"
-
-    turns = [(row, number) for number in range(rounds) for row in rows()]
-    written = measure([Step(name_of(*each), partial(served.written, *each[0])) for each in turns])
-    found = {row: [written[name_of(row, number)] for number in range(rounds)] for row in rows()}
-    accepted = measure(
+    length, rows, run = f"{served.run.prompt} tokens", served.rows, served.run
+    written = measure(
         Step(
-            f"{method}, {length}, accepted",
-            partial(served.accepted, found[SHARES[0], method][0]["tokens"]),
+            f"{row[1]} at {row[0]} of the memory, {length}, round {n}",
+            partial(served.written, *row),
         )
-        for method in METHODS
+        for n in range(1, rounds + 1)
+        for row in rows
     )
-    of_method: dict[str, float] = dict(zip(METHODS, accepted.values(), strict=True))
-    prompt, more = served.run.prompt, served.run.tokens
-    entries = prompt + more / 2, (prompt + more) // 4
+    found = {row: [*written.values()][n :: len(rows)] for n, row in enumerate(rows)}
+    spent = {
+        row: np.diff([x["times"] for x in found[row]], axis=1)[:, 0].T.tolist() for row in rows
+    }
+    first = {row[1]: row for row in rows[::-1] if "full" not in row[1]}
+    accepted = measure(
+        Step(f"{method}, {length}, accepted", partial(served.accepted, found[row][0]["tokens"]))
+        for method, row in first.items()
+    )
+    entries = run.prompt + run.tokens / 2, (run.prompt + run.tokens) // 4
 
     return [
         {
             "share": share,
             "method": method,
-            **seconds(each),
-            "accepted": of_method.get(method),
+            **dict(zip(("cpu_seconds", "seconds"), spent[share, method], strict=True)),
+            "accepted": accepted.get(f"{method}, {length}, accepted"),
             **{name: each[0][name] for name in KEPT},
-            "must_bytes": must_read(served.model, entries[method in METHODS], each[0]["at_once"]),
+            "must_bytes": must_read(served.model, entries[method in first], each[0]["at_once"]),
         }
         for (share, method), each in found.items()
     ]
@@ -142,20 +142,23 @@ def main(
     prompts: str = "256,1024",
     written: int = 256,
     rounds: int = 2,
+    shares: str = SHARES,
+    methods: str = " ".join(METHODS),
+    block_size: int = 0,
     out: Path | None = None,
 ) -> None:
     """Measure so many requests of each of these lengths."""
     asked = locals()
     engines.launch("vllm")
     location = Path(model_location(model))
-    served = [Served(location, Run(int(each), written, requests)) for each in prompts.split(",")]
-    run_benchmark(
-        "vllm",
-        "cpu",
-        asked,
-        {"block": BLOCK},
-        lambda measure: {str(x.run.prompt): measured(x, rounds, measure) for x in served},
-    )
+    every = [*rows(shares, methods.split())]
+
+    def parts(measure: Measure) -> Any:
+        runs = (Run(int(each), written, requests) for each in prompts.split(","))
+        served = (Served(location, run, every, block_size) for run in runs)
+        return {str(each.run.prompt): measured(each, rounds, measure) for each in served}
+
+    run_benchmark("vllm", "cpu", asked, {"block": BLOCK}, parts)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 from kvlab import reference
 from kvlab.fast.lab.engines.vllm_environment import link
 from kvlab.fast.models import cache_directory, fetched_directory, gguf_file
-from kvlab.fast.vllm import CONNECTOR
+from kvlab.fast.vllm import CONNECTOR, SCHEDULER
 
 HERE = Path(__file__).parent
 PACKAGES = (str(Path(reference.__file__).parent), str(HERE.parents[1]))
@@ -90,11 +90,15 @@ def launch(engine: str) -> list[str]:
     return command
 
 
-def plugged(method: str, budget: int) -> dict[str, Any]:
-    """Return the arguments of vLLM's ``LLM`` by which kvlab's method evicts blocks there."""
+def plugged(method: str, budget: int, **within: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``LLM`` by which kvlab's method evicts blocks there.
+
+    ``within``: ``block_size``, if also within prompts, which are read in blocks of so many tokens.
+    """
     return {
-        "additional_config": {"kvlab": {"method": method, "budget": budget}},
+        "additional_config": {"kvlab": {"method": method, "budget": budget, **within}},
         "kv_transfer_config": {"kv_connector": CONNECTOR, "kv_role": "kv_both"},
+        "scheduler_cls": SCHEDULER if within else None,
     }
 
 
