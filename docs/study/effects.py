@@ -7,7 +7,7 @@ measures text by text, each into a file of its own under ``results/effects``; te
 are left as they are, so a run that was stopped goes on. `study.effects_figures` sums up and draws.
 
 A model reads `READ` tokens and is given the next; then entries are hidden, one by one, and the next
-`RATED` tokens are rated (`kvlab.fast.huggingface.effects` says how): those of the text, and those
+`RATED` tokens are rated (`kvlab.fast.lab.effects` says how): those of the text, and those
 that the model writes itself with the full cache. Scores are the house's own, in NumPy: they see
 the first `PROMPT` tokens as a prompt and the rest one by one, nothing is evicted, and at the end
 each ranks all entries.
@@ -242,7 +242,7 @@ def measure_text(
     model: Any, reference: Transformer, name: str, number: int, text: Text, specs: Sequence[str]
 ) -> dict[str, Array]:
     """Return all that is stored of a text."""
-    from kvlab.fast.huggingface.effects import Hidden, measure_effects
+    from kvlab.fast.lab.effects import Hidden, measure_effects
 
     rows = list(drawn(name, number, reference.config.kv_heads))
     layer, head, entry, weight = (np.array(x) for x in zip(*rows, strict=True))

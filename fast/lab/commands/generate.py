@@ -122,7 +122,7 @@ def trace(
         raise ValueError("--statistics and --effects cannot both be given: they are of two files")
     text = read_prompt(prompt, prompt_file, model)
     tokenizer = load_tokenizer(model)
-    from kvlab.fast.huggingface.effects import effect_labels
+    from kvlab.fast.lab.effects import effect_labels
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
     from kvlab.fast.lab.recording import query_statistics, record_trace
     from kvlab.fast.models.loading import count_layers

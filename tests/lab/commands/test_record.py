@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvlab.fast.huggingface.effects import Hidden, measure_effects
 from kvlab.fast.lab import recording
+from kvlab.fast.lab.effects import Hidden, effect_labels, measure_effects
 from kvlab.fast.models import loading
 from kvlab.reference import Transformer
 from kvlab.reference.files import query_statistics
@@ -124,7 +124,7 @@ def test_what_cannot_be_recorded_is_named(reasoner, inputs, given, message):
 
 
 def test_effects_of_a_command_are_those_of_its_tokens(reasoner, tmp_path):
-    """Every entry of the first tokens once, so that none is drawn twice and all are in range."""
+    """None is drawn twice, and what is written is what is measured of the trace's own tokens."""
     told = printed("trace", "--max-new-tokens", "40", "--effects", "2", "-o", tmp_path / "t.npz")
     trace = load_trace(tmp_path / "t.npz")
     with np.load(tmp_path / "t.npz", allow_pickle=False) as file:
@@ -135,3 +135,5 @@ def test_effects_of_a_command_are_those_of_its_tokens(reasoner, tmp_path):
     found = measure_effects(reasoner[0], trace.tokens.tolist(), hidden)
     np.testing.assert_allclose(losses[::5], found.losses, atol=FLOAT32_LOGITS)
     assert np.abs(losses).max() > 0.01
+    with pytest.raises(ValueError, match="effects = 999 must be between 1 and"):
+        effect_labels(reasoner[0], trace, 999)

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlab.fast.huggingface.attention import UnsupportedModelError
-from kvlab.fast.huggingface.effects import Hidden, measure_effects
+from kvlab.fast.lab.effects import Hidden, measure_effects
 from kvlab.fast.lab.recording import record_trace
 from kvlab.reference import methods
 from kvlab.reference.methods.caote import joint_error
