@@ -79,15 +79,18 @@ def test_what_is_done_again_must_agree(monkeypatch):
     assert told.startswith("solved = None of unit")
 
 
+SHORT = {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"], "measured": 1}
+
+
 def test_a_row_is_measured_checked_and_refused_by_command(monkeypatch, tmp_path):
     monkeypatch.setitem(board.PROTOCOL, "sweep", {"budgets": ["20%"], "problems": 2, "batch": 1})
     monkeypatch.setitem(board.PROTOCOL, "least_units", 2)
-    monkeypatch.setitem(
-        board.TASKS, "jumps", {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"]}
-    )
+    monkeypatch.setitem(board.TASKS, "jumps", SHORT)
     told = printed("board", "run", "--methods", "h2o", "--out", tmp_path)
     (file,) = tmp_path.glob("*.json")
     assert f"row: {file}" in " ".join(told.split())
+    (found,) = board.read(file).figures
+    assert 0 < found.mean_nbytes <= found.nbytes < found.full_nbytes
     assert "agrees" in printed("board", "check", file, "--share", 1)
     file.write_text(file.read_text().replace('"units": 2', '"units": 200'))
     assert invoke("board", "check", file).exit_code == 1

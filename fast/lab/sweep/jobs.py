@@ -338,6 +338,7 @@ def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
             "agreement": float(measured.agreement.mean()),
             "entries": most_entries(measured.entries[None]),
             "nbytes": float(measured.nbytes.max()),
+            "mean_nbytes": float(measured.nbytes.mean()),
             "average_bits": float(measured.average_bits[-1]),
             "steps": len(measured.kl),
             "steps_after_eviction": int(measured.after_eviction.sum()),
