@@ -82,7 +82,7 @@ def test_marks_of_a_page_become_tables_of_stored_results():
     page = stored_tables.on_page_markdown(Path("docs/results.md").read_text("utf-8"))
     assert "| `h2o` | **+5.7 (+3.6 to +8.9)** |" in page and not stored_tables.MARK.search(page)
     assert "| `tova@per_head=true` | 10.0 (2.8–30.1) | 0.0 (0.0–16.1) | 30.0 (10.8–" in page
-    with pytest.raises(PluginError, match="must name one of agreement, gains, needles"):
+    with pytest.raises(PluginError, match="must name one of inblocks, agreement, gains"):
         stored_tables.on_page_markdown("<!-- losses: study -->")
 
 
