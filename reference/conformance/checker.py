@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import count, cycle
 from math import inf
 from time import monotonic
@@ -25,7 +25,7 @@ from kvlab.reference.conformance.implementation import (
 from kvlab.reference.conformance.made import made_case
 from kvlab.reference.conformance.plan import SIZES, SMALL
 from kvlab.reference.conformance.planned import PUBLISHED, any_case, method_cases, sized_cases
-from kvlab.reference.conformance.report import Outcome, Report, Status
+from kvlab.reference.conformance.report import ABOUT_GROUPS, Outcome, Report, Status
 from kvlab.reference.conformance.targets import STEPS, mistake_and_margin, operation_of
 from kvlab.reference.conformance.vectors import Case, read
 from kvlab.reference.conformance.whole_cache import first_calls
@@ -51,6 +51,8 @@ LATE = "the time was up"
 
 CALLS = 11
 """Calls after which an error counts as permanent if all of them were wrong."""
+
+EVERY_SIZE = ("small", *SIZES)
 
 Progress = Callable[[int, int, str], None]
 """Is told the number of cases done, of all cases, and the current target."""
@@ -146,14 +148,16 @@ def check(
         named = any(fnmatchcase(target, x.split("/")[0]) or "/" not in x for x in groups or "*")
         return named and belongs(target, method) and under_test.offers(target)
 
-    everything: list[Case] = []
-    for size in dict.fromkeys(sizes):
-        check_choice(("small", *SIZES), sizes=size)
+    everything, sizes = list[Case](), tuple(dict.fromkeys(sizes))
+    for size in sizes:
+        check_choice(EVERY_SIZE, sizes=size)
         everything += cases(method) if size == "small" else sized_cases(size, seed, wanted)
-    chosen = _selected(_asked(under_test, everything, method), groups or "*", exclude)
+    asked, missing = _asked(under_test, everything, method, sizes)
+    chosen = _selected(asked, groups or "*", exclude, sizes)
     spend = ALL_SECONDS if minimise else 0.0
     late = monotonic() + within
     found = _run_cases((under_test, *others), chosen, spend, calls, progress, late)
+    found = replace(found, no_cases=missing)
     if within == inf or groups:
         return found
     return replace(found, outcomes=(*found.outcomes, *_further(under_test, found, seed, late)))
@@ -259,19 +263,39 @@ def _by_target(method: str | None, implementation: Any) -> dict[str, Any]:
     return {method: implementation}
 
 
-def _asked(under_test: Implementation, everything: Sequence[Case], method: Asked) -> list[Case]:
-    """Return the cases of what is asked for, each of which has some that are offered."""
-    for each in (method,) if method is None or isinstance(method, str) else method:
+def _asked(
+    under_test: Implementation, everything: Sequence[Case], method: Asked, sizes: Names
+) -> tuple[list[Case], tuple[str, ...]]:
+    """Return the cases of what is asked for, and what has none at these sizes, but at others.
+
+    Everything else has some that are offered, and something has.
+    """
+    names = (method,) if method is None or isinstance(method, str) else method
+    missing = list[str]()
+    for each in names:
         own = dict.fromkeys(case.target for case in everything if belongs(case.target, each))
-        if not own:
+        has = sizes if own or each is None else _sizes_with(each)
+        if not has:
             operation_of(each or "")
             raise ValueError(f"there are no vectors for {each!r}")
-        if not any(map(under_test.offers, own)):
-            raise ValueError(f"the implementation offers none of {', '.join(own)}")
-    return [case for case in everything if belongs(case.target, method)]
+        if {*has} & {*sizes} and not any(map(under_test.offers, own)):
+            of = ", ".join(own) or each or "what has cases of these sizes"
+            raise ValueError(f"the implementation offers none of {of}")
+        missing += [] if own else [f"{each} (--sizes {', '.join(has)})"]
+    if len(missing) == len(names):
+        asked = f"a case of what is asked; there are some of {', '.join(missing)}"
+        raise ValueError(f"sizes = {', '.join(sizes)} must have {asked}")
+    return [case for case in everything if belongs(case.target, method)], (*missing,)
 
 
-def _selected(chosen: Sequence[Case], groups: Names, exclude: Names) -> list[Case]:
+def _sizes_with(method: str) -> list[str]:
+    """Return the sizes that have a case of a target or of a method."""
+    wanted = partial(belongs, method=method)
+    small = any(wanted(case.target) for case in cases(method))
+    return ["small"] * small + [x for x in SIZES if any(True for _ in sized_cases(x, 0, wanted))]
+
+
+def _selected(chosen: Sequence[Case], groups: Names, exclude: Names, sizes: Names) -> list[Case]:
     """Return the cases of some groups, or those that fit a name, without those to exclude."""
     known = sorted({case.group for case in chosen})
 
@@ -279,6 +303,11 @@ def _selected(chosen: Sequence[Case], groups: Names, exclude: Names) -> list[Cas
         found = set[str]()
         for each in told:
             own = {x.name for x in chosen if x.group == each or fnmatchcase(x.name, each)}
+            if not own and ("/" in each or each in ABOUT_GROUPS):
+                kind, others = "case" if "/" in each else "group", {*EVERY_SIZE} - {*sizes}
+                hint = f"; others may be at --sizes {', '.join(sorted(others))}" * bool(others)
+                asked = f"what is asked, at --sizes {', '.join(sizes)}{hint}"
+                raise ValueError(f"{kind} = {each!r} must be a {kind} of {asked}")
             if not own:
                 check_choice(known, group=each)
             found |= own

@@ -206,6 +206,13 @@ def option_cases(size: str, seed: int = 0, wanted: Wanted = everything) -> Itera
         yield from stream_cases(example, *given, first=each * number, most=each, apart=large)
 
 
+def drawn_options(target: str) -> Iterator[tuple[str, Any]]:
+    """Yield options of ``keep``, and their values, that its cases have at sizes of kernels."""
+    for _, example, _ in plan.option_rows("options", "kernel_options"):
+        if f"{composition(example.spec)}.keep" == target:
+            yield from options_of(example.spec).items()
+
+
 # --- whole caches --------------------------------------------------------------------------------
 
 

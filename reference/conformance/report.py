@@ -96,6 +96,8 @@ class Report:
     """In the order of the cases."""
     not_offered: tuple[str, ...]
     """Targets that have vectors and that the implementation does not offer."""
+    no_cases: tuple[str, ...] = ()
+    """What was asked for and has cases at other sizes alone, which are named."""
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -251,6 +253,7 @@ def to_plain(report: Report) -> dict[str, Any]:
         "cases": {str(status): report.count(status) for status in Status},
         "groups": [_group_to_plain(group) for group in report.groups],
         "not_offered": list(report.not_offered),
+        "no_cases": list(report.no_cases),
     }
 
 

@@ -5,7 +5,7 @@ Equations (numbered here):
 1. s = q·k·scale, squeezed into ±softcap, over the entries that the request's table names, at or
    before the query's position and within its window
 2. lse = log(e^sink + Σ e^s)
-3. o = Σ e^(s − lse)·v
+3. o = Σ e^(s − lse)·v; a query that sees no entry has o = 0, and lse = sink, or −∞ without one
 4. of parts of the entries: lse = log Σ e^lseᵢ and o = Σ e^(lseᵢ − lse)·oᵢ
 5. stored = e4m3(x / scale), read as scale·stored
 6. a pair of channels at position p turns by the angle p·base^(−2i/rotated)
@@ -58,7 +58,8 @@ def _attend_requests(queries, query_starts, lengths, key_pages, value_pages, tab
         s = np.where(seen, s, -np.inf)
         sink = np.full((*s.shape[:2], 1, 1), -np.inf) if sinks is None else sinks[..., None, None]
         total = np.logaddexp(np.logaddexp.reduce(s, axis=-1, keepdims=True, initial=-np.inf), sink)
-        output[:, :, first:last] = np.exp(s - total) @ values[:, None]  # 3
+        weights = np.exp(s - np.where(np.isneginf(total), 0.0, total))
+        output[:, :, first:last] = weights @ values[:, None]  # 3
         lse[:, :, first:last] = total[..., 0]  # 2
         size = max(size, logit_size(q, keys) * np.sqrt(q.shape[-1]))
         furthest = max(furthest, largest(values))
@@ -159,7 +160,8 @@ def requests_drawn(source: Source, x: Any) -> dict[str, Array]:
 
     After ``full`` pages and more come those of the queries. A ``hole`` is an evicted page right
     before those, ``shared`` a first page that all requests have, and the ``tail`` what stands in a
-    table behind its end. Poisoned memory holds NaN where no request may read.
+    table behind its end. Poisoned memory holds NaN where no request may read. Of ``blind`` requests
+    the first has no page left, the second none from its first query's on, and so on in threes.
     """
     counts = np.resize(TABLES[x.rows], x.requests)
     whole = -(-(counts + 1) // x.page) + x.full + source.integers(0, 3, x.requests)
@@ -195,8 +197,8 @@ def _tables(source: Source, lengths: Array, counts: Array, x: Any) -> tuple[Arra
     others = memory[source.integers(0, len(memory), *shape)] if x.tail == "others" else -1
     tables = np.broadcast_to(others, shape).copy()
     written = np.zeros((len(memory), page), dtype=bool)
-    for table, end, size, n, count in zip(
-        tables, places.cumsum(), places, lengths, counts, strict=True
+    for number, (table, end, size, n, count) in enumerate(
+        zip(tables, places.cumsum(), places, lengths, counts, strict=True)
     ):
         table[:size] = memory[end - size : end]
         first = (n - count) // page
@@ -204,6 +206,8 @@ def _tables(source: Source, lengths: Array, counts: Array, x: Any) -> tuple[Arra
             table[0] = tables[0, 0]
         if x.hole and first > 1:
             table[first - 1] = -1
+        if x.blind:
+            table[(0, first, size)[number % 3] : size] = -1
         positions = np.arange(n)
         positions = positions[table[positions // page] >= 0]
         written[table[positions // page], positions % page] = True
@@ -226,6 +230,8 @@ STATES = {
     "far_apart": lambda source, x: 64 * x,
     "beyond_exp": lambda source, x: x + 800 * (-1.0) ** np.arange(x.shape[-1]),
     "empty_states": lambda source, x: np.where(source.marks(1, *x.shape[::-1]).T, -np.inf, x),
+    "thousands": lambda source, x: x + 2e4 * (-1.0) ** np.arange(x.shape[-1]),
+    "millions": lambda source, x: np.rint(x) - 1e6 * (-1.0) ** np.arange(x.shape[-1]),
     "all_empty": lambda source, x: np.where(np.arange(x.shape[-1]) == 0, -np.inf, x),
 }
 """What is changed about log-sum-exps, by variant."""

@@ -61,14 +61,14 @@ def attend_requests(
     page, output, lse = (
         key_pages.shape[1],
         torch.zeros_like(queries),
-        torch.zeros(queries.shape[:3]),
+        torch.full(queries.shape[:3], -torch.inf),
     )
     for request, n in enumerate(lengths.tolist()):
         rows = slice(*query_starts[request : request + 2].tolist())
         asked, positions = torch.arange(n)[n - rows.stop + rows.start :], torch.arange(n)
-        if not len(asked):
-            continue
         positions = positions[tables[request, positions // page] >= 0]
+        if not len(asked) or not len(positions):
+            continue  # nothing asks, or nothing is visible: 0, and −∞
         slots = tables[request, positions // page] * page + positions % page
         keys = gathered(key_pages, slots, key_scales)
         values = gathered(value_pages, slots, value_scales)

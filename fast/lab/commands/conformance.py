@@ -1,10 +1,12 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
 import shutil
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import chain
 from json import dumps
 from math import inf
 from pathlib import Path
@@ -131,7 +133,10 @@ def run(
     if badge is not None:
         write_text(badge, dumps(report.badge(found)))
     if write_failures is not None:
-        _write(report.failing_files(found, implementation.file, program), write_failures)
+        files = report.failing_files(found, implementation.file, program)
+        _write(files, write_failures)
+        if scripts := [write_failures / name for name in files if name.endswith(".py")]:
+            terminal.errors.print(f"once more: {sys.executable} {scripts[0]}", soft_wrap=True)
     _finish(found, json, of=implementation.name, specification=vectors.SPECIFICATION)
 
 
@@ -176,6 +181,7 @@ def _show(found: Report) -> None:
     print_line(", ".join(f"{found.count(status)} {status}" for status in Status))
     late = [each.case.target for each in found.outcomes if each.reason == checker.LATE]
     said = {f"{checker.LATE} before {len(late)} cases of": tuple(dict.fromkeys(late))}
+    said |= {"no case of these sizes": found.no_cases}
     for what, targets in (said | {"nothing tested of": found.untested}).items():
         more = f" and {len(targets) - MOST_NAMES} more" if len(targets) > MOST_NAMES else ""
         if targets:
@@ -207,9 +213,9 @@ def show_target(target: str, json: bool = False) -> None:
         raise ValueError(f"there are no vectors for {target!r}")
     given = {name for case in own for name in (*case.inputs, *case.expected)}
     values: dict[str, list[str]] = {}
-    for case in own:
-        for name, value in case.parameters.items():
-            values.setdefault(name, []).append(str(value))
+    told = (case.parameters.items() for case in own)
+    for name, value in chain(*told, planned.drawn_options(target)):
+        values.setdefault(name, []).append(str(value))
     source, options = operation.source, {}
     if operation.of_method:
         method = methods.parse(target.rpartition(".")[0])
