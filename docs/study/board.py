@@ -77,7 +77,7 @@ def line(row: Row, found: Figures) -> str:
     """Write one line of the table."""
     gains = (row.task, row.method, found.budget) in significant()
     gain, low, high = (f"{100 * x:+.1f}" for x in (found.gain, found.low, found.high))
-    share = _share(found.nbytes, found)
+    share, mean = _share(found.nbytes, found), _share(found.mean_nbytes, found)
     cells = (
         row.task,
         f"{found.budget}, {found.entries}",
@@ -86,7 +86,7 @@ def line(row: Row, found: Figures) -> str:
         *(f"{100 * each:.1f}" for each in (found.mean, found.control)),
         f"{100 * min(1.0, found.after_eviction):.0f} %",
         f"{found.tokens:.0f}, {found.full_tokens:.0f}",
-        "–" if share is None else f"{share:.0f} %, {_share(found.mean_nbytes, found):.0f} %",
+        "–" if share is None or mean is None else f"{share:.0f} %, {mean:.0f} %",
     )
     inside = "".join(f"<td>{each}</td>" for each in cells)
     known = "" if share is None else f"{share:.1f}"

@@ -51,7 +51,7 @@ class Result:
       ``after_eviction``, ``seconds_per_token``, ``entries`` and ``nbytes``; of drafts also
       ``accepted`` and ``until_rejected``.
     - `_measure`, after `_solve` on the job's first problems: all from ``output_error`` to
-      ``steps_after_eviction``. What is rated is not measured.
+      ``mean_nbytes``. What is rated is not measured.
 
     None is what does not apply; new columns have this default, and no default ever changes.
     """
@@ -85,10 +85,9 @@ class Result:
     nbytes: float | None = None
     average_bits: float | None = None
     steps: int | None = None
-    """Over which error, KL and agreement are means: a token is fed at each but the first."""
+    """Over which error, KL, agreement and ``mean_nbytes`` are means; the first feeds no token."""
     steps_after_eviction: int | None = None
     mean_nbytes: float | None = None
-    """Bytes on average over those steps."""
     seconds_per_token: float | None = None
     written: str | None = None
     """The answer, if the problem is one's own."""
@@ -478,8 +477,7 @@ def _count_off(started: Any) -> None:
 def in_processes(jobs: Iterable[Job], workers: int) -> Iterator[Done]:
     """Do jobs in processes of one thread, each with a model and device of its own; see `Engine`.
 
-    If one is killed, what all of them were doing has failed, and no more is begun by this call.
-    `run_all` then calls the engine anew with the jobs that have no row yet.
+    If one is killed, what all were doing has failed, and `run_all` calls the engine anew.
     """
     context, jobs = get_context("spawn"), iter(jobs)
     options: Any = {"initializer": _count_off, "initargs": (context.Value("i"),)}
@@ -490,8 +488,7 @@ def in_processes(jobs: Iterable[Job], workers: int) -> Iterator[Done]:
                 for job in islice(jobs, workers - len(running)):
                     running[submit(attempt, job)] = job
             except BrokenProcessPool:
-                # The job that was just taken is dropped: it has no row, so the loop hands it out
-                # again with the rest.
+                # The job just taken is dropped: without a row, the loop hands it out again.
                 jobs = iter(())
             if not running:
                 return
