@@ -39,13 +39,13 @@ def at(row: Row, budget: str = SORTED_AT) -> Figures:
 
 @cache
 def significant() -> set[tuple[str, str, str]]:
-    """Return task, method and budget of all that gain significantly, by Holm over a task's rows."""
+    """Return task, method and budget of significant gains and losses, by Holm over a task."""
     found = set()
     for task in board.TASKS:
         shown = [(row, each) for row in rows() if row.task == task for each in row.figures]
         adjusted = holm([each.p for _, each in shown])
         for (row, each), p in zip(shown, adjusted, strict=True):
-            if p < 1 - LEVEL and each.gain > 0:
+            if p < 1 - LEVEL:
                 found.add((task, row.method, each.budget))
     return found
 
@@ -57,7 +57,7 @@ def draw(task: str) -> Picture:
     axes.axvline(0, color=GREY, linewidth=0.8)
     for place, row in enumerate(reversed(shown)):
         found = at(row)
-        gains = (task, row.method, SORTED_AT) in significant()
+        gains = found.gain > 0 and (task, row.method, SORTED_AT) in significant()
         colour = "tab:blue" if gains else GREY
         axes.plot([100 * found.low, 100 * found.high], [place] * 2, color=colour, linewidth=1.5)
         axes.plot(100 * found.gain, place, "o" if gains else "|", color=colour, markersize=5)
@@ -75,14 +75,15 @@ def table() -> str:
 
 def line(row: Row, found: Figures) -> str:
     """Write one line of the table."""
-    gains = (row.task, row.method, found.budget) in significant()
+    shown = (row.task, row.method, found.budget) in significant()
+    mark = " ≈" if not shown else " ▼" if found.gain < 0 else ""
     gain, low, high = (f"{100 * x:+.1f}" for x in (found.gain, found.low, found.high))
     share, mean = _share(found.nbytes, found), _share(found.mean_nbytes, found)
     cells = (
         row.task,
         f"{found.budget}, {found.entries}",
         f"<code>{escape(row.method)}</code>",
-        f"{gain} ({low} to {high})" + " ≈" * (not gains),
+        f"{gain} ({low} to {high})" + mark,
         *(f"{100 * each:.1f}" for each in (found.mean, found.control)),
         f"{100 * min(1.0, found.after_eviction):.0f} %",
         f"{found.tokens:.0f}, {found.full_tokens:.0f}",
