@@ -46,6 +46,14 @@ class State:
         """Replace per-entry arrays."""
         return replace(self, entries={**self.entries, **arrays})
 
+    def grown(self, columns: Mapping[str, Column], G: int, m: int) -> "State":
+        """Add m entries to each of G KV heads, with what a score remembers of them at first."""
+        entries = {
+            name: np.concatenate([array, columns[name].rows(G, m)], axis=1)
+            for name, array in self.entries.items()
+        }
+        return replace(self, entries=entries)
+
     def with_stream(self, **values: Any) -> "State":
         """Replace values of the stream."""
         return replace(self, stream={**self.stream, **values})
@@ -91,15 +99,11 @@ class LayerCache:
     ) -> "LayerCache":
         """Add a block of entries, with what a score remembers of them at first."""
         G, m, _ = keys.shape
-        entries = {
-            name: np.concatenate([array, columns[name].rows(G, m)], axis=1)
-            for name, array in self.state.entries.items()
-        }
         return LayerCache(
             self.keys.append(keys),
             self.values.append(values),
             np.concatenate([self.positions, np.stack([positions] * G)], axis=1),
-            State(entries, self.state.stream),
+            self.state.grown(columns, G, m),
         )
 
     def compact(self, keep: KeepSet) -> "LayerCache":

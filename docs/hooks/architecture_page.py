@@ -3,8 +3,8 @@
 from collections import Counter
 from html import escape
 
+from marks import replaced
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from package_picture import draw
@@ -19,11 +19,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     if page.file.src_uri != "architecture.md":
         return markdown
-    for mark, make in (("<!-- packages -->", draw), ("<!-- life -->", life)):
-        if markdown.count(mark) != 1:
-            raise PluginError(f"docs/architecture.md must hold {mark} once")
-        markdown = markdown.replace(mark, make())
-    return markdown
+    return replaced(markdown, page, {"<!-- packages -->": draw, "<!-- life -->": life})
 
 
 def life() -> str:

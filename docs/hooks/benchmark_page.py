@@ -1,7 +1,7 @@
 """The page of benchmarks: every committed result as it was measured."""
 
+from marks import replaced
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from notebook_pages import folded
@@ -28,10 +28,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     if page.file.src_uri != "benchmarks.md":
         return markdown
-    for mark in (MARK, MAP):
-        if markdown.count(mark) != 1:
-            raise PluginError(f"docs/benchmarks.md must hold {mark} once")
-    return markdown.replace(MARK, written_results()).replace(MAP, shown(drawn_map()))
+    return replaced(markdown, page, {MARK: written_results, MAP: lambda: shown(drawn_map())})
 
 
 def shown(picture: Picture) -> str:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from mkdocs.exceptions import PluginError
+from benchmark_page import shown
+from marks import replaced
 from mkdocs.structure.pages import Page
 
 from study import board
@@ -18,17 +19,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """
     if page.file.src_uri != "board.md":
         return markdown
-    if markdown.count(MARK) != 1:
-        raise PluginError(f"docs/board.md must hold {MARK} once")
-    named = board.tasks(board.rows())
-    pictures = [f'<div class="kvlab-shown">{board.draw(task).figure}</div>' for task in named]
-    return markdown.replace(MARK, "\n\n".join([*pictures, form(named), board.table(), SCRIPT]))
+    return replaced(markdown, page, {MARK: written})
 
 
-def form(named: list[str]) -> str:
+def written() -> str:
+    """Write the pictures of all tasks, the filter and the table."""
+    pictures = [shown(board.draw(task)) for task in board.tasks()]
+    return "\n\n".join([*pictures, form(), board.table(), SCRIPT])
+
+
+def form() -> str:
     """Write the filter, which a script shows."""
     budgets = dict.fromkeys(each.budget for row in board.rows() for each in row.figures)
-    chosen = {"task": named, "budget": list(budgets)}
+    chosen = {"task": board.tasks(), "budget": list(budgets)}
     fields = "".join(
         f'<label>{name} <select name="{name}"><option value="">all</option>'
         + "".join(f"<option>{each}</option>" for each in values)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from marks import replaced
 from method_figures import drawn, unsearched
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -51,10 +52,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     if page.file.src_uri != "index.md":
         return markdown
-    for mark in (MARK, RESULT):
-        if markdown.count(mark) != 1:
-            raise PluginError(f"docs/index.md must hold {mark} once")
-    return markdown.replace(MARK, played()).replace(RESULT, unsearched(main_result.draw()))
+    made = {MARK: played, RESULT: lambda: unsearched(main_result.draw())}
+    return replaced(markdown, page, made)
 
 
 # --- the generations -----------------------------------------------------------------------------

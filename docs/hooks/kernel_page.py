@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from marks import replaced
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from notebook_pages import folded
@@ -34,9 +34,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     if page.file.src_uri != "kernels.md":
         return markdown
-    if markdown.count(MARK) != 1:
-        raise PluginError(f"docs/kernels.md must hold {MARK} once")
-    return markdown.replace(MARK, tables(json.loads((RESULTS / "kernels.json").read_text("utf-8"))))
+    report = json.loads((RESULTS / "kernels.json").read_text("utf-8"))
+    return replaced(markdown, page, {MARK: lambda: tables(report)})
 
 
 def tables(report: Row) -> str:

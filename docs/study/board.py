@@ -1,13 +1,13 @@
 """The board's page: its rows as a table that can be filtered, and gains at 30 % as a picture."""
 
-from collections.abc import Sequence
 from functools import cache
 from html import escape
 
 from kvlab.fast.lab import board
 from kvlab.fast.lab.board import Figures, Row
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
-from kvlab.fast.lab.evaluate.statistics import LEVEL, holm
+from kvlab.fast.lab.evaluate.statistics import LEVEL, Interval, holm
+from study.gains import draw_gain
 from study.stored import RESULTS
 
 SORTED_AT = "30%"
@@ -29,12 +29,12 @@ def rows() -> list[Row]:
     """Return the rows of the board, task by task, first what gains most at `SORTED_AT`."""
     found = [board.read(path) for path in sorted((RESULTS / "board").glob("*.json"))]
     order = [*board.TASKS]
-    return sorted(found, key=lambda row: (order.index(row.task), -at(row).gain))
+    return sorted(found, key=lambda row: (order.index(row.task), -sorting(row).gain))
 
 
-def at(row: Row, budget: str = SORTED_AT) -> Figures:
-    """Return a row's figures at a budget."""
-    return next(each for each in row.figures if each.budget == budget)
+def sorting(row: Row) -> Figures:
+    """Return a row's figures at `SORTED_AT`."""
+    return next(each for each in row.figures if each.budget == SORTED_AT)
 
 
 @cache
@@ -56,11 +56,9 @@ def draw(task: str) -> Picture:
     figure, (axes,) = canvas(width=5.2, height=0.8 + 0.26 * len(shown))
     axes.axvline(0, color=GREY, linewidth=0.8)
     for place, row in enumerate(reversed(shown)):
-        found = at(row)
+        found = sorting(row)
         gains = found.gain > 0 and (task, row.method, SORTED_AT) in significant()
-        colour = "tab:blue" if gains else GREY
-        axes.plot([100 * found.low, 100 * found.high], [place] * 2, color=colour, linewidth=1.5)
-        axes.plot(100 * found.gain, place, "o" if gains else "|", color=colour, markersize=5)
+        draw_gain(axes, place, Interval(found.gain, found.low, found.high), 100, gains)
     axes.set_yticks(range(len(shown)), [row.method for row in reversed(shown)])
     axes.set_xlabel(f"points gained over the control, at {SORTED_AT} of the entries")
     return finish(figure, f"What methods gain on {task}, over their matched controls")
@@ -101,6 +99,6 @@ def _share(nbytes: float | None, found: Figures) -> float | None:
     return None if nbytes is None or not full else 100 * nbytes / full
 
 
-def tasks(found: Sequence[Row]) -> list[str]:
+def tasks() -> list[str]:
     """Return the tasks that have rows."""
-    return list(dict.fromkeys(row.task for row in found))
+    return list(dict.fromkeys(row.task for row in rows()))

@@ -24,7 +24,7 @@ import typer
 
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, group_heads, visible
-from kvlab.reference.cache import State
+from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array, Int, Scores
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Score
@@ -199,19 +199,10 @@ def scores_of(seen: Sequence[Observation], specs: Sequence[str]) -> dict[str, Sc
     found = {}
     everything = np.ones(seen[-1].positions.shape, dtype=bool)
     for spec in specs:
-        score, state = score_of(spec), State()
+        score, heads = score_of(spec), len(everything)
+        state = LayerCache.empty(heads, 0, score.columns).state
         for each in seen:
-            G, m = len(each.keys), each.clock.block
-            grown = {
-                name: np.concatenate(
-                    [state.entries[name], column.rows(G, m)]
-                    if name in state.entries
-                    else [column.rows(G, m)],
-                    axis=1,
-                )
-                for name, column in score.columns.items()
-            }
-            state = score.observe(State(grown, state.stream), each)
+            state = score.observe(state.grown(score.columns, heads, each.clock.block), each)
         found[spec] = score.score(state, seen[-1], everything, ROOM)
     return found
 

@@ -168,11 +168,8 @@ def keeps_of_all(text: Mapping[str, Any], spec: str, under: str = "nothing") -> 
 
 def best(text: Mapping[str, Any], here: Array, by: str) -> float:
     """Return the share that the largest 30 % keep: of the drawn entries, each times its weight."""
-    size, weight = abs(text[TARGETS[by]].astype(float))[here], text["weight"][here]
-    order = np.argsort(-size)
-    before = weight[order].cumsum() - weight[order]
-    counted = np.clip(ROOM - before, 0, weight[order])
-    return float((size[order] * counted).sum() / (size * weight).sum())
+    size = abs(text[TARGETS[by]].astype(float))
+    return held_by_largest(size[here], text["weight"][here], ROOM)
 
 
 def best_of_all(text: Mapping[str, Any]) -> float:
@@ -193,9 +190,14 @@ def holds(text: Mapping[str, Any], entries: tuple[int, int], by: str = "given") 
 def largest(text: Mapping[str, Any], share: float, by: str = "given") -> float:
     """Return the share of all sizes, over all heads, that such a share of the entries holds."""
     size, weight = abs(text[TARGETS[by]].astype(float)), text["weight"].astype(float)
+    return held_by_largest(size, weight, share * weight.sum())
+
+
+def held_by_largest(size: Array, weight: Array, entries: float) -> float:
+    """Return the share of all sizes that the largest so many entries hold, each as its weight."""
     order = np.argsort(-size)
     before = weight[order].cumsum() - weight[order]
-    counted = np.clip(share * weight.sum() - before, 0, weight[order])
+    counted = np.clip(entries - before, 0, weight[order])
     return float((size[order] * counted).sum() / (size * weight).sum())
 
 

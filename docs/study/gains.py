@@ -5,13 +5,14 @@ python -m study.gains docs
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.controls import is_significant
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import Test
 from study.stored import sorted_gains, stored_summary
 
@@ -66,12 +67,8 @@ def draw(file: str, narrow: bool) -> Picture:
         else:
             place.axvline(0, color=GREY, linewidth=0.8)
         for name, each in gains.items():
-            row, found = len(names) - 1 - names.index(name), each.difference
-            ends = sorted((scale * found.low, scale * found.high))
-            colour = "tab:blue" if is_significant(each) else GREY
-            place.plot(ends, [row, row], "-", color=colour, linewidth=1.5)
-            marker = "o" if is_significant(each) else "|"
-            place.plot(scale * found.mean, row, marker, color=colour, markersize=5)
+            row = len(names) - 1 - names.index(name)
+            draw_gain(place, row, each.difference, scale, is_significant(each))
         place.set_title(title)
         place.tick_params(labelbottom=True)
         if narrow:
@@ -80,6 +77,14 @@ def draw(file: str, narrow: bool) -> Picture:
             place.set_yticks(range(len(names) - 1, -1, -1), names)
     figure.supxlabel(f"{unit}, 95 % intervals", fontsize=8.5)
     return finish(figure, f"{unit.capitalize()}, with 95 % intervals. Blue: significant.", "none")
+
+
+def draw_gain(axes: Any, row: int, found: Interval, scale: float, significant: bool) -> None:
+    """Draw a gain with its interval in a row: blue and with a dot if it is significant."""
+    colour, marker = ("tab:blue", "o") if significant else (GREY, "|")
+    ends = sorted((scale * found.low, scale * found.high))
+    axes.plot(ends, [row, row], "-", color=colour, linewidth=1.5)
+    axes.plot(scale * found.mean, row, marker, color=colour, markersize=5)
 
 
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are.")]) -> None:

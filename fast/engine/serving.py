@@ -169,12 +169,9 @@ class Holding:
 
     def within(self, prompt: int) -> list[int]:
         """Return at how many tokens of a prompt, before its end, pages are evicted."""
-        first, due = (
-            self.pages * self.page // self.block * self.block + self.block,
-            self.schedule.due,
-        )
-        every = range(first, prompt, self.block)
-        return [seen for seen in every if due(Clock(seen, self.block, prompt))]
+        whole = self.pages * self.page // self.block  # blocks that need no eviction
+        every = range((whole + 1) * self.block, prompt, self.block)
+        return [seen for seen in every if self.schedule.due(Clock(seen, self.block, prompt))]
 
     def most(self, prompt: int, last: int) -> list[tuple[int, int]]:
         """Return numbers of tokens, ascending, and the pages held at most from then up to the end.

@@ -5,13 +5,11 @@ full cache, and the figures that follow from it. So anybody can derive the figur
 part of the work again (`check`).
 """
 
-import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,9 @@ from kvlab.fast.lab.points import tokens_after
 from kvlab.fast.lab.store import read_as, written
 from kvlab.fast.lab.sweep.design import Sweep, make_sweep
 from kvlab.fast.lab.sweep.jobs import Result, do_job
-from kvlab.fast.lab.sweep.plan import Plan, make_plan
+from kvlab.fast.lab.sweep.plan import Plan, hash_of, make_plan
 from kvlab.fast.lab.sweep.run import Stored
-from kvlab.fast.lab.sweep.summary import FULL, Point, Results
+from kvlab.fast.lab.sweep.summary import FULL, Results
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
@@ -117,7 +115,7 @@ def digest(spec: str) -> str:
     """Return a hash of the files in which a method, and what it wraps, is specified."""
     kinds = [methods.lookup(each) for each in spec.partition("@")[0].split(":")]
     files = [Path(inspect.getfile(each)).read_bytes() for each in kinds]
-    return hashlib.sha256(b"".join(files)).hexdigest()[:24]
+    return hash_of(b"".join(files))
 
 
 def figures_of(plan: Plan, results: Sequence[Result]) -> list[Figures]:
@@ -144,19 +142,14 @@ def figures_of(plan: Plan, results: Sequence[Result]) -> list[Figures]:
                 high=gain.difference.high,
                 p=gain.p,
                 after_eviction=sum(each.after_eviction or 0 for each in own.results) / possible,
-                tokens=_mean(own, "tokens") or 0.0,
-                full_tokens=_mean(full, "tokens") or 0.0,
-                nbytes=_mean(own, "nbytes"),
-                mean_nbytes=_mean(own, "mean_nbytes"),
-                full_nbytes=_mean(full, "nbytes"),
+                tokens=own.mean("tokens") or 0.0,
+                full_tokens=full.mean("tokens") or 0.0,
+                nbytes=own.mean("nbytes"),
+                mean_nbytes=own.mean("mean_nbytes"),
+                full_nbytes=full.mean("nbytes"),
             )
         )
     return figures
-
-
-def _mean(point: Point, name: str) -> float | None:
-    values = [getattr(each, name) for each in point.results if getattr(each, name) is not None]
-    return fmean(values) if values else None
 
 
 def read(path: Path) -> Row:
@@ -228,8 +221,10 @@ def do_again(row: Row, share: float, seed: int, report: Report) -> Iterator[str]
     for done, place in enumerate(drawn, start=1):
         job, same = pairs[place]
         for new in do_job(same):
-            old = known[job.id, new.problem]
-            for name, value in asdict(replace(old, job=new.job, seconds_per_token=None)).items():
-                if name != "seconds_per_token" and value != (again := getattr(new, name)):
-                    yield f"{name} = {value} of unit {new.problem} of {job.label}; again: {again}"
+            found = known[job.id, new.problem], new
+            old, again = (asdict(replace(x, job="", seconds_per_token=None)) for x in found)
+            for name, value in old.items():
+                if value != again[name]:
+                    unit = f"unit {new.problem} of {job.label}"
+                    yield f"{name} = {value} of {unit}; again: {again[name]}"
         report(done, len(drawn), job.label)

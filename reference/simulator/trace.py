@@ -33,8 +33,7 @@ Other members and entries are ignored; ``kvlab trace --effects`` adds four:
 | ``effect_outputs`` | ``[e, 32]`` | float32 | change of the layer's attention output, L2 norm |
 | ``card`` | scalar | string | model, text, definition, versions and license, as Markdown |
 
- Nothing in a file is ever executed: pickled members are
-refused.
+Nothing in a file is ever executed: pickled members are refused.
 """
 
 import json

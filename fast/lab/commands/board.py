@@ -1,7 +1,7 @@
 """``kvlab board``: rows of the board of eviction while a model writes."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from typer import Exit, Typer
 
@@ -9,6 +9,9 @@ from kvlab.fast.lab.commands.options import add_commands, check_output, read_met
 from kvlab.fast.lab.terminal import errors, print_json, print_line, reporting, results_only
 from kvlab.reference import methods as registry
 from kvlab.reference.checks import check_at_least, check_between
+
+if TYPE_CHECKING:
+    from kvlab.fast.lab.sweep.run import Stored
 
 app = Typer(no_args_is_help=True, help="Measure a method for the board, and check what others did.")
 
@@ -40,11 +43,13 @@ def run(
         say(f"failed: {job.label}: {why.reason}" for job, why in ran.failures)
         stored = running.read_stored(folder)
         for each in asked:
-            print_line(_written(board, stored, task, each, out))
+            print_line(_written(stored, task, each, out))
 
 
-def _written(board: Any, stored: Any, task: str, method: str, out: Path) -> str:
+def _written(stored: "Stored", task: str, method: str, out: Path) -> str:
     """Write a method's row, and say where; or why it has none."""
+    from kvlab.fast.lab import board
+
     try:
         row = board.row_of(stored, task, method)
         why = "; ".join(board.faults(row))

@@ -122,7 +122,6 @@ def trace(
         raise ValueError("--statistics and --effects cannot both be given: they are of two files")
     text = read_prompt(prompt, prompt_file, model)
     tokenizer = load_tokenizer(model)
-    from kvlab.fast.lab.effects import effect_labels
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
     from kvlab.fast.lab.recording import query_statistics, record_trace
     from kvlab.fast.models.loading import count_layers
@@ -139,7 +138,11 @@ def trace(
         recorded = record_trace(
             network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
         )
-        labels = effect_labels(network, recorded, effects, report=report) if effects else {}
+        labels = {}
+        if effects:
+            from kvlab.fast.lab.effects import effect_labels
+
+            labels = effect_labels(network, recorded, effects, report=report)
     with working(f"compressing into {output}"), named(output), folder_of(output):
         if statistics:
             from safetensors.torch import save_file

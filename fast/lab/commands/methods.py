@@ -1,4 +1,4 @@
-"""``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
+"""``kvlab methods`` and ``kvlab recurrence``: the reference alone, but for a check of files."""
 
 import os
 from collections import Counter
@@ -65,8 +65,9 @@ def _check(files: Sequence[Path], as_json: bool) -> None:
     from kvlab.reference.conformance.checker import check
     from kvlab.reference.conformance.report import Status, describe, to_plain
 
-    if missing := [str(each) for each in files if not each.is_file()] or not files:
-        raise ValueError(f"files = {missing or '[]'} must be Python files with methods of your own")
+    if not files or not all(each.is_file() for each in files):
+        given = " ".join(map(str, files))
+        raise ValueError(f"files = {given!r} must be Python files with methods of your own")
     before = registry.names()
     os.environ[OUTSIDE] = os.pathsep.join([*named(), *map(str, files)])
     registry.discover_again()

@@ -74,7 +74,7 @@ class Job:
         content = {name: x for name, x in asdict(self).items() if x or name not in later}
         content["format"] = FORMAT
         del content["model"], content["loading"]
-        return _hash_of(json.dumps(content, sort_keys=True).encode())
+        return hash_of(json.dumps(content, sort_keys=True).encode())
 
     @property
     def point(self) -> tuple[str, str, str, int | None]:
@@ -228,7 +228,7 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
                         length=length,
                         budgets=budgets,
                         block_size=block_size,
-                        text=_hash_of(Path(file).read_bytes()) if file else "",
+                        text=hash_of(Path(file).read_bytes()) if file else "",
                     )
                 )
     return Plan(
@@ -242,7 +242,8 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
     )
 
 
-def _hash_of(content: bytes) -> str:
+def hash_of(content: bytes) -> str:
+    """Return a hash of what results depend on, as plans and rows of the board hold it."""
     return hashlib.sha256(content).hexdigest()[:24]
 
 

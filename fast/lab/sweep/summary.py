@@ -76,8 +76,9 @@ class Point(MeasuredRow):
         return {name: values for name, values in found.items() if values}
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of one of `MEASURED`."""
-        return fmean(self.figures[name]) if name in self.figures else None
+        """Return the mean of a column of the results; None if the point is refused or lacks it."""
+        values = self._values(name)
+        return fmean(values) if values else None
 
     @cached_property
     def means(self) -> Mapping[str, float | None]:
@@ -140,7 +141,7 @@ class Point(MeasuredRow):
     @property
     def accepted_mean(self) -> float | None:
         """Mean of ``drafts``."""
-        return fmean(self.drafts) if self.drafts else None
+        return self.mean("accepted")
 
     @cached_property
     def accepted(self) -> Interval | None:
@@ -150,8 +151,7 @@ class Point(MeasuredRow):
     @property
     def until_rejected(self) -> float | None:
         """Tokens before the first that the full cache rejects, mean over the problems."""
-        values = self._values("until_rejected")
-        return fmean(values) if values else None
+        return self.mean("until_rejected")
 
     @cached_property
     def steps_after_eviction(self) -> After | None:
