@@ -91,8 +91,12 @@ class Account:
     @property
     def reserved(self) -> int:
         """Blocks that the request holds at most from now on; this never rises."""
-        seen = self.request.num_computed_tokens
-        return next((most for until, most in self.bounds if seen <= until), self.bounds[-1][1])
+        seen, last = self.request.num_computed_tokens, 0
+        for until, most in self.bounds:  # no generator: an admission asks all that run
+            last = most
+            if seen <= until:
+                break
+        return last
 
     def summary(self) -> str:
         """Say in a line what was evicted."""
