@@ -35,15 +35,18 @@ def run(
     sweeps = {task: board.sweep_of(task, asked, model, text) for task in words(tasks)}
     for task in sweeps:
         check_output("out", out / f"{task}.json")
-    engine = running.choose_engine("local", workers)
+    engine, failed = running.choose_engine("local", workers), False
     for task, sweep in sweeps.items():
         folder = out / "units" / f"{task}-{Path(sweep.models[0]).name}"
         with results_only(), reporting() as told:
             ran = running.run_sweep(make_plan(sweep), folder, engine, told)
         say(f"failed: {job.label}: {why.reason}" for job, why in ran.failures)
+        failed |= bool(ran.failures)
         stored = running.read_stored(folder)
         for each in asked:
             print_line(_written(stored, task, each, out))
+    if failed:
+        raise Exit(1)
 
 
 def _written(stored: "Stored", task: str, method: str, out: Path) -> str:
@@ -65,6 +68,8 @@ def check(file: Path, share: float = 0.1, seed: int = 0, json: bool = False) -> 
     check_between(0, 1, share=share)
     check_at_least(0, seed=seed)
     row = board.read(file)
+    if row.digest != board.digest(row.method):
+        say([f"{row.method}'s source is not the one that the row was measured with"])
     found = list(board.faults(row))
     if not found:
         with results_only(), reporting() as told:

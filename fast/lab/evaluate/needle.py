@@ -1,6 +1,5 @@
 """Needle in a haystack: secret numbers hidden in a text (CAOTE, Fig. 2)."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,10 +8,7 @@ import numpy as np
 from kvlab.fast.lab.generation import token_ids
 from kvlab.reference.tasks import needle as task
 
-
-@lru_cache(maxsize=2)
-def _straw(tokenizer: Any, hay: str) -> Sequence[int]:
-    return token_ids(tokenizer, hay)
+_straw = lru_cache(maxsize=2)(token_ids)
 
 
 @lru_cache(maxsize=1024)  # every job of a sweep draws its haystacks anew

@@ -4,7 +4,8 @@ import csv
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -194,14 +195,10 @@ def accuracy_table(each: TaskSummary) -> Table:
     (cell,), columns = layout(main_measure(each.points).name).columns, [Column("method", str)]
     for at, text in {None: "no budget", **texts}.items():
         if any(budget == at for _, budget in found):
-            value = partial(_found_at, found, at)
-            columns.append(replace(cell, heading=text, value=value))
+            there = {method: value for (method, budget), value in found.items() if budget == at}
+            columns.append(replace(cell, heading=text, value=defaultdict(str, there).__getitem__))
     title = f"{each.task}, model {each.model}"
     return Layout(columns).table(dict.fromkeys(method for method, _ in found), title)
-
-
-def _found_at(found: Mapping[tuple[str, Any], Cell], budget: int | None, method: str) -> Cell:
-    return found.get((method, budget), "")
 
 
 def _full_first(point: Point) -> bool:
