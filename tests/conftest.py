@@ -33,15 +33,15 @@ TURNS = 3
 
 
 def pytest_addoption(parser):
-    said = f"of the slow cases of the dearest tests (marked `turns`) run every {TURNS}rd from N on"
+    said = f"of the slow tests run every {TURNS}rd from the N-th on"
     parser.addoption("--turn", type=int, metavar="N", help=said)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the dearest cases of other turns out."""
+    """Leave the slow tests of other turns out."""
     if (turn := config.getoption("turn")) is not None:
-        dear = [x for x in items if x.get_closest_marker("slow") and x.get_closest_marker("turns")]
-        later = {*dear} - {*dear[turn % TURNS :: TURNS]}
+        slow = [each for each in items if each.get_closest_marker("slow")]
+        later = {*slow} - {*slow[turn % TURNS :: TURNS]}
         items[:] = [item for item in items if item not in later]
         config.hook.pytest_deselected(items=[*later])
 

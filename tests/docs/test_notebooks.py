@@ -56,7 +56,6 @@ def test_a_notebook_has_the_cells_of_its_script_with_outputs(source):
 
 
 @pytest.mark.slow
-@pytest.mark.turns
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
     blocked = run_notebooks.WITHOUT.format(

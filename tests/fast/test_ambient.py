@@ -117,7 +117,6 @@ QUICK += (
 )
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("spec", "state"),
     sampled(

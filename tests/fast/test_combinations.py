@@ -355,7 +355,6 @@ def test_a_spread_of_options_is_right_or_refused(base):
 
 
 @pytest.mark.slow
-@pytest.mark.turns
 @pytest.mark.parametrize("base", METHODS)
 def test_all_pairs_of_options_are_right_or_refused(base):
     """A value that is refused alone is left out, and a pair that others hide is tried alone."""

@@ -119,7 +119,6 @@ QUICK = [
 ]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("spec", "layers"), sampled([(spec, layers) for spec in SPECS for layers in LAYERS], QUICK)
 )

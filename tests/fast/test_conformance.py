@@ -119,7 +119,6 @@ def test_triton_passes_on_its_building_blocks_and_some_streams(launched):
 
 
 @pytest.mark.slow
-@pytest.mark.turns
 @pytest.mark.parametrize("method", [None, *filter(has_vectors, methods.names())])
 def test_triton_passes_everything(method, launched):
     targets = {c.target for c in cases(method) if c.method and base_name(c.method) == method}

@@ -115,7 +115,6 @@ def test_fast_agrees_with_the_reference(spec, heads, dtype, flow, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.turns
 @pytest.mark.parametrize("spec", SPECS)
 def test_fast_agrees_with_the_reference_in_every_case(spec):
     for case in sorted(MATRIX):

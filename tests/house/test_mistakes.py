@@ -32,7 +32,6 @@ FILES = sorted({f"/{each.file.relative_to(ROOT)}" for each in mistakes()})
 
 
 @pytest.mark.slow
-@pytest.mark.turns
 @pytest.mark.parametrize("part", range(PARTS))
 def test_mistakes_are_noticed_or_argued(part):
     """The table that the command prints is the message."""

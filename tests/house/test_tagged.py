@@ -12,7 +12,6 @@ TAGS = sorted({tag for tag, *_ in tagged_lines(())})
 
 
 @pytest.mark.slow
-@pytest.mark.turns
 @pytest.mark.parametrize("part", range(PARTS))
 def test_changes_of_tagged_lines_are_noticed_or_argued(part):
     """The table that the command prints is the message."""

@@ -22,7 +22,6 @@ SMALL = {"block_size": BLOCK, "num_gpu_blocks_override": 13, "max_num_batched_to
 SMALL |= {"max_num_seqs": 3, "max_model_len": 192, "enable_prefix_caching": True}
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_text_is_as_specified(driver_of, model, method, backend):

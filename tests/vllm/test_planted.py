@@ -15,7 +15,6 @@ MISTAKES = tomllib.loads((HERE / "planted.toml").read_text())["mistake"]
 
 
 @pytest.mark.slow
-@pytest.mark.turns
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["what"])
 def test_a_mistake_is_noticed(mistake, python, tmp_path):
     tree = tmp_path / "kvlab"

@@ -129,7 +129,6 @@ def test_an_engine_without_the_connector_is_refused_after_one_without_kvlab(driv
     assert "through a connector, which needs --kv-transfer-config" in found["error"]
 
 
-@pytest.mark.turns
 @pytest.mark.slow
 def test_a_rank_says_why_it_is_refused_before_its_model_is_built(driver):
     """vLLM itself says only that a process of it has ended."""

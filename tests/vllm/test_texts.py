@@ -75,7 +75,6 @@ def test_attention_stays_outside_of_what_is_compiled(driver, model):
     assert found["graphs"] >= 1
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("method", [*METHODS, "looks@recent=16", "nacl"])
 def test_two_ranks_write_and_evict_what_one_does(driver, method):
     """Each of two processes has one of the KV heads, and its queries."""
