@@ -41,7 +41,7 @@ test: .venv/dev lint  ## what CI runs
 	@$(MAKE) --jobs=2 --output-sync=target types docs
 	@$(MAKE) unit pages
 
-test-slow: .venv/dev  ## the slow tests; with ARGS="--turn N", a third of the dearest, as CI does
+test-slow: .venv/dev  ## the slow tests; with ARGS="--turn N", a third of them, as CI does
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 test-all: .venv/dev  ## all tests, slow ones too
