@@ -8,7 +8,7 @@ checks every claim, and writes ``claims.md`` and ``claims.json``.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby, takewhile
 from pathlib import Path
 from textwrap import indent
@@ -25,7 +25,7 @@ from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper
 from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.ledger import LedgerRow, Measured, ledger
-from kvlab.reference.proofs.machine_checked import PLACE, theorems
+from kvlab.reference.proofs.machine_checked import theorems
 from study.readings import Difference, differences, pairs
 from study.stored import stored_summary
 
@@ -80,11 +80,11 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
         if each.claim.kind is Kind.PRINTED
     ]
     if printed and set(printed) == {Verdict.REFUTED}:
-        kind, status = "failure", "does not hold"
+        kind, status = "failure", "refuted"
     elif Verdict.REFUTED in printed:
         kind, status = "warning", "holds in part"
     elif any(verdict.fails for verdict in printed):
-        kind, status = "example", "not shown by all our models"
+        kind, status = "example", "not shown on all models"
     elif (own or row.tests or row.figures) and row.declared:
         kind, status = "tip", "checked in part"
     elif own or row.tests or row.figures:
@@ -94,30 +94,32 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     else:
         kind, status = "quote", "not checked"
     here = [tag for tag in row.claims if first[tag] is row]
-    lines = [f"**{tag}** {found(results[tag])}{machine_checked(tag)}" for tag in here]
+    lines = [f"**{tag}** {found(results[tag], row.place)}{machine_checked(tag)}" for tag in here]
     others = [
         f"[{tag}](#{tag.lower()})" + (" (fails elsewhere alone)" * (tag in row.elsewhere))
         for tag in row.claims
         if tag not in here
     ]
     lines += [f"See {', '.join(others)}."] if others else []
-    lines += [f"Computed at {', '.join(f'`# [{tag}]`' for tag in row.tags)}."] if row.tags else []
+    lines += [f"Computed at {', '.join(f'`[{tag}]`' for tag in row.tags)}."] if row.tags else []
     lines += ["Beside the [cost model](plan.md)."] if row.figures else []
     lines += figures_of(row.measured)
     lines += [f"Not checked: {escape_markdown(row.declared)}"] if row.declared else []
     commands = [each for each in row.commands if not each.startswith("kvlab prove --claim ")]
     lines += ["\n".join(["```", *commands, "```"])] if commands else []
-    title = f"{row.place} · {escape_markdown(row.says)} · {status}"
+    title = f"{row.place}: {escape_markdown(row.says)} ({status})"
     return folded(kind, title, lines, "".join(map(anchor, here)))
 
 
-def found(result: Result) -> str:
-    """Write a claim and what its check found."""
+def found(result: Result, place: str) -> str:
+    """Write a claim of an item and what its check found."""
     claim, finding = result.claim, result.finding
-    lines = [
-        f"({escape_markdown(claim.source)}, {claim.kind}, *{finding.verdict}*). "
-        f"{escape_markdown(claim.statement)}"
+    told = [
+        *([escape_markdown(claim.source)] if claim.source != place else []),
+        *([str(claim.kind)] if claim.kind is not Kind.PRINTED else []),
+        f"*{finding.verdict}*",
     ]
+    lines = [f"({', '.join(told)}). {escape_markdown(claim.statement)}"]
     against = "Counterexample" if finding.verdict is Verdict.REFUTED else "Not shown by"
     for word, text in (
         (against, finding.counterexample),
@@ -129,20 +131,27 @@ def found(result: Result) -> str:
 
 
 def machine_checked(tag: str) -> str:
-    """Name the theorems of a claim that Rocq checks, and their file."""
-    own = [each for each in theorems() if tag in each.claims]
-    named = " and ".join(f"`{each.name}`" for each in own)
-    file = own and f"`{PLACE}{own[0].paper}.v`"
-    return f"<br>*Rocq:* {named} in {file}" if own else ""
+    """Name the theorems of a claim that Rocq checks."""
+    named = " and ".join(f"`{each.name}`" for each in theorems() if tag in each.claims)
+    return f"<br>*Rocq:* {named}" if named else ""
 
 
 def figures_of(measured: Sequence[Measured]) -> Iterator[str]:
-    """Write what was measured: a column per budget, and a row for methods with equal figures."""
-    for (what, model, names), group in groupby(measured, key=alike):
+    """Write what was measured: a column per budget, and a row for methods with equal figures.
+
+    Differences stand below what they are the differences of.
+    """
+    joined: list[Measured] = []
+    for each in measured:
+        if joined and each.what.startswith("difference") and each.where == joined[-1].where:
+            joined[-1] = replace(joined[-1], figures={**joined[-1].figures, **each.figures})
+        else:
+            joined.append(each)
+    for (what, model, names), group in groupby(joined, key=alike):
         columns = list(group)
-        places = [each.where.split(", ") for each in columns]
+        places = [each.where.removeprefix("model ").split(", ") for each in columns]
         parts = list(zip(*places, strict=False))
-        shared = len(list(takewhile(same, parts))) if columns[1:] else len(parts)
+        shared = len(list(takewhile(same, parts))) if columns[1:] else 2
         heads = [", ".join(place[shared:]) or "mean" for place in places]
         where = ", ".join(places[0][:shared]) or model
         lines = [f"| {escape_markdown(what)}; {where} | {' | '.join(heads)} |"]
@@ -185,16 +194,21 @@ def left_open(name: str, measured: Sequence[Difference]) -> str:
 
 
 def tables(rows: Sequence[Difference]) -> Iterator[str]:
-    """Write one table for each default."""
-    for default in dict.fromkeys(row.default_run for row in rows):
-        own = [row for row in rows if row.default_run == default]
-        yield f"Against `{default}`:\n\n{tabulate(own, COLUMNS).markdown('`{}`'.format)}"
+    """Write one table for each default and number of entries."""
+    for key, found in groupby(sorted(rows, key=shared_by), key=shared_by):
+        default, entries, solved = key
+        kept = f"with {entries} entries" if entries else "by its own rule"
+        table = tabulate(list(found), COLUMNS).markdown("`{}`".format)
+        yield f"Against `{default}`, which solves {solved:.2f} {kept}:\n\n{table}"
+
+
+def shared_by(row: Difference) -> tuple[str, int, float]:
+    """Return what a table's rows share: default, its entries (0 by its own rule), share solved."""
+    return row.default_run, row.budget or 0, row.solved_default
 
 
 COLUMNS = (
     Column("interpretation", "option_run"),
-    Column("entries", lambda row: "own rule" if row.budget is None else row.budget),
-    Column("solved by default", "solved_default", ".2f"),
     Column(
         "solved", "solved", lambda x: x.written("+.2f", " to "), bold=lambda row: row.solved.decides
     ),

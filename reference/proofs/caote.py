@@ -639,7 +639,7 @@ def every_task_improves() -> Finding:
     means = np.reshape([gain for _, gain in gains], (-1, 16)).mean(axis=0)
     return judged(
         "{}: {:+.2f}, the largest loss".format(*min(gains, key=itemgetter(1))) if worse else "",
-        f"the paper's own figures: {len(worse)} of {len(gains)} cells do not improve",
+        f"{len(worse)} of {len(gains)} cells do not improve",
         f"{len(gains) - len(worse)} of {len(gains)} improve; in the mean over rows all 16 tasks do",
         len(worse) < len(gains) / 4 and min(means) > 0,
     )

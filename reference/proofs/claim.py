@@ -124,7 +124,7 @@ def tabulated(
 
     ``what`` is what the agreeing ones are and do, such as "averages are the mean of their row".
     """
-    evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
+    evidence = f"{total - len(contradictions)} of {total} {what}"
     if not contradictions:
         return Finding(Verdict.FIGURES, evidence)
     return judged("; ".join(contradictions), evidence, true_statement, confirmed)

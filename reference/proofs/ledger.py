@@ -61,7 +61,7 @@ class LedgerRow:
         tags = "".join(f" --claim {tag}" for tag in self.claims)
         return [
             *([f"kvlab prove{tags}"] if tags else []),
-            *(f"python -m pytest {test}" for test in self.tests),
+            *([" ".join(["pytest", *self.tests])] if self.tests else []),
             *(
                 ["python -m study.planner_figures docs/study/results/planner_figures.md"]
                 if self.figures

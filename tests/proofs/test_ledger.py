@@ -84,9 +84,12 @@ def test_wrong_commands_do_not(command):
 def parse(command):
     """Check program, options and values that the repository knows; nothing is run."""
     program, *arguments = shlex.split(command)
+    if program == "pytest":
+        return [known_test(each) for each in arguments]
     if program == "python":
         assert arguments.pop(0) == "-m"
-        return parse_module(*arguments)
+        assert importlib.util.find_spec(arguments[0]) is not None
+        return None
     assert program == "kvlab"
     name, *arguments = arguments
     found = typer.main.get_command(app).get_command(None, name)
@@ -100,9 +103,7 @@ def parse(command):
     claims(None, options.get("claim"))
 
 
-def parse_module(module, *arguments):
-    assert importlib.util.find_spec(module) is not None
-    if module == "pytest":
-        path, _, test = arguments[0].partition("::")
-        tree = ast.parse((ROOT / path).read_text("utf-8"))
-        assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+def known_test(name):
+    path, _, test = name.partition("::")
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
