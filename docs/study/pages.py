@@ -32,6 +32,13 @@ from study.stored import stored_summary
 PAGE = Path(__file__).parents[1] / "claims.md"
 """What stands above the first paper is written by hand, and stays."""
 
+PAGES = {
+    "effects": "[the effect of hiding an entry](study/effects.md#scores)",
+    "needles": "[SmolLM2's needles](results.md#needles)",
+    "papers": "[score and protection apart](score_or_protection.md#the-four-papers-methods)",
+}
+"""Where the figures of items stand that other pages have."""
+
 Results = Mapping[str, Result]
 """By the tags of claims."""
 
@@ -103,6 +110,7 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     lines += [f"See {', '.join(others)}."] if others else []
     lines += [f"Computed at {', '.join(f'`[{tag}]`' for tag in row.tags)}."] if row.tags else []
     lines += ["Beside the [cost model](plan.md)."] if row.figures else []
+    lines += [f"Measured, too: {', '.join(PAGES[x] for x in row.pages)}."] if row.pages else []
     lines += figures_of(row.measured)
     lines += [f"Not checked: {escape_markdown(row.declared)}"] if row.declared else []
     commands = [each for each in row.commands if not each.startswith("kvlab prove --claim ")]

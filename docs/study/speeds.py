@@ -10,7 +10,7 @@ from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, LAUNCHES, SHAPES
 from study.benchmarks import CONTROL, with_gains, with_limits, with_speeds
-from study.planner_figures import PaperFigure, all_figures, desirekv_plan
+from study.planner_figures import PaperFigure, all_figures
 from study.stored import stored_file
 
 GIB = 2**30
@@ -125,11 +125,6 @@ def _printed() -> list[PaperFigure]:
     return [*all_figures()]
 
 
-def fits(spec: str) -> int:
-    """Return how many sequences of DesireKV's comparison fit into 96 GB."""
-    return replace(desirekv_plan(spec), runtime=Runtime(memory_share=1.0)).largest_batch
-
-
 EVICTING = ("streaming_llm@protected=first4", "random:h2o", "tova", "h2o", "caote:h2o")
 """Methods timed inside vLLM."""
 MEMORY = (1.0, 0.5, 0.25)
@@ -201,7 +196,7 @@ def agreed() -> dict[str, int]:
 FUNCTIONS = {
     **{each.__name__: each for each in (token_ms, least_ms, peak_gib, timed, kernel_us)},
     **{each.__name__: each for each in (of_copying, copied_us, of_limit)},
-    **{each.__name__: each for each in (planned, planned_ms, pays, over_planned, printed, fits)},
+    **{each.__name__: each for each in (planned, planned_ms, pays, over_planned, printed)},
     **{each.__name__: each for each in (served, times_full, fewer_than_random, agreed)},
     **{each.__name__: each for each in (times_full_in_blocks, at_once_in_blocks)},
     **{"EVICTING": EVICTING, "MEMORY": MEMORY, "LAUNCHES": LAUNCHES},

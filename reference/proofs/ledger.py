@@ -50,6 +50,8 @@ class LedgerRow:
     figures: bool = False
     """Whether `python -m study.planner_figures` sets the cost model beside it."""
     measured: Sequence[Measured] = ()
+    pages: Sequence[str] = ()
+    """Further pages with measurements."""
     declared: str = ""
     """What nobody here can check, and why."""
     repeat: Sequence[str] = ()

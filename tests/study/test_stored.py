@@ -41,23 +41,17 @@ def of_sweep(place, name):
     found = stored_summary(place.command.rpartition(" ")[2])
     written = re.search(r"([\d,]+) entries", place.where)
     budget = int(written[1].replace(",", "")) if written else None
-    points = [found.point(x, budget) for x in (name.partition(": ")[2] or name).split(" less ")]
+    points = [found.point(x, budget) for x in name.split(" less ")]
     assert name == "full" or "own rule" in place.where or points[0].budget == budget, name
     if "error" in place.what or points[1:]:
         first, *second = (np.array(x.losses or x.figures["output_error"]) for x in points)
         return vars(mean_interval(list(first - sum(second)))).values()
     (point,) = points
-    shown = point.accepted or point.nats
+    shown = point.nats
     if shown is None:
         solved = point.interval
         shown = Interval(solved.mean, max(0, solved.low), min(1, solved.high))
     return vars(shown).values()
-
-
-def of_effects(place, name):
-    model = place.where.split(",")[0].removeprefix("model ")
-    target = "layer" if "layer" in place.what else "given"
-    return stored_file("effects")[model]["scores"][name][target]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +59,7 @@ def of_effects(place, name):
     [
         (f"study.observations --model {REAL}", 8, observed),
         ("study.output_errors --model", 11, output_error),
-        ("kvlab sweep docs/study/results", 58, of_sweep),
-        ("study.effects_figures", 6, of_effects),
+        ("kvlab sweep docs/study/results", 46, of_sweep),
     ],
 )
 def test_the_ledger_has_what_is_stored(command, rows, figures_of):
