@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.lab.drawing import INK, RED, Picture, canvas, finish
+from kvlab.fast.lab.drawing import INK, NARROW, RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.simulator.cost import Runtime
@@ -20,10 +20,8 @@ HOST = 23
 """Microseconds in which the host launches a kernel, without graphs."""
 LEVELS = (1.05, 1.1, 1.25, 1.5, 2, 3)
 LENGTHS, TEXTS = (512, 131_072), (0.75, 512)
-ON_THE_MAP = {"v100": 600, "h100": 1100, "h200": 2600, "epyc-9654": 11_000}
+ON_THE_MAP = {"v100": 600, "h100": 1100, "h200": 2600, "epyc-9654": 15_000}
 """Devices, and where their names stand; an A100 holds as much as an H100, an H20 little more."""
-SLOPE = -29
-"""Degrees of a line of equally many entries."""
 
 
 def most_gained(tokens: Any, texts: Any, shape: Shape, kept: float = KEPT) -> Any:
@@ -58,27 +56,27 @@ def on_a_cpu(method: str) -> tuple[float, float]:
 def drawn_map() -> Picture:
     """Draw what eviction to a quarter gains at most, over length and number of texts."""
     shape = SHAPES[MODEL]
-    figure, (axes,) = canvas(width=7.5, height=4.6)
+    figure, (axes,) = canvas(width=NARROW, height=4.2)
     tokens, texts = (np.geomspace(*ends, 200) for ends in (LENGTHS, TEXTS))
     gains = most_gained(tokens[None], texts[:, None], shape)
     axes.contourf(tokens, texts, gains, (1, *LEVELS, 4), cmap="Blues", alpha=0.55)
     axes.contour(tokens, texts, gains, LEVELS, colors=INK, linewidths=0.6)
     for level in LEVELS:
         entries = entries_for(level, shape)
-        place = min(entries / 2.2, 1e5)
-        along(axes, f"{level:g} ×", place, entries / place, INK)
+        place = min(entries / 5, 6e4)
+        along(axes, f"{level:g} ×", place, entries / place, INK, below=level < 2)
     for name, place in ON_THE_MAP.items():
         entries = (Runtime().memory_share * HARDWARE[name].memory - shape.weight_bytes) / (
             shape.token_bytes
         )
         axes.plot(tokens, entries / tokens, "--", color=RED, linewidth=0.9)
-        along(axes, HARDWARE[name].name.split(",")[0], place, entries / place, RED)
+        along(axes, name.upper(), place, entries / place, RED, below=name == DEVICE)
     for row in on_the_map():
         axes.plot(row["prompt"], row["batch"], "o", color=INK, markersize=5)
-        share = f"H2O {percent(row['share_of_limit'])}"
-        axes.annotate(share, (row["prompt"] / 1.07, row["batch"] * 1.25), fontsize=8, ha="right")
+        share, place = percent(row["share_of_limit"]), (row["prompt"], row["batch"] * 1.2)
+        axes.annotate(share, place, fontsize=8, ha="center")
     axes.set(xscale="log", yscale="log", xlim=LENGTHS, ylim=TEXTS)
-    axes.set_xticks([2**n for n in range(9, 18)], [f"{2**n:,}" for n in range(9, 18)])
+    axes.set_xticks([2**n for n in range(9, 18, 2)], [f"{2**n:,}" for n in range(9, 18, 2)])
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
     axes.minorticks_off()
     axes.set(xlabel="tokens of a text", ylabel="texts at once")
@@ -92,10 +90,14 @@ def drawn_map() -> Picture:
     )
 
 
-def along(axes: Any, text: str, tokens: float, texts: float, colour: str) -> None:
-    """Write a text above a line of equally many entries."""
-    turned = {"rotation": SLOPE, "rotation_mode": "anchor", "va": "bottom"}
-    axes.annotate(text, (tokens, texts * 1.03), fontsize=8, color=colour, **turned)
+def along(
+    axes: Any, text: str, tokens: float, texts: float, colour: str, below: bool = False
+) -> None:
+    """Write a text along a line of equally many entries."""
+    slope = math.degrees(math.atan2(-texts, tokens))
+    turned = {"rotation": slope, "transform_rotates_text": True, "rotation_mode": "anchor"}
+    place = {"va": "top", "y": texts / 1.06} if below else {"va": "bottom", "y": texts * 1.03}
+    axes.text(tokens, s=text, fontsize=8, color=colour, **turned, **place)
 
 
 def entries_for(gain: float, shape: Shape, kept: float = KEPT) -> float:
