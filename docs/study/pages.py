@@ -39,6 +39,9 @@ PAGES = {
 }
 """Where the figures of items stand that other pages have."""
 
+SWEEP = "kvlab sweep docs/study/results/"
+"""How the commands begin that the page shortens to the sweep's name."""
+
 Results = Mapping[str, Result]
 """By the tags of claims."""
 
@@ -113,7 +116,10 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     lines += [f"Measured, too: {', '.join(PAGES[x] for x in row.pages)}."] if row.pages else []
     lines += figures_of(row.measured)
     lines += [f"Not checked: {escape_markdown(row.declared)}"] if row.declared else []
-    commands = [each for each in row.commands if not each.startswith("kvlab prove --claim ")]
+    names = [each.partition(SWEEP)[2].partition("/")[0] for each in row.commands if SWEEP in each]
+    lines += [f"Sweeps: {', '.join(f'`{each}`' for each in names)}."] if names else []
+    told = ("kvlab prove --claim ", SWEEP)
+    commands = [each for each in row.commands if not each.startswith(told)]
     lines += ["\n".join(["```", *commands, "```"])] if commands else []
     title = f"{row.place}: {escape_markdown(row.says)} ({status})"
     return folded(kind, title, lines, "".join(map(anchor, here)))
