@@ -357,7 +357,7 @@ def end_to_end(result: Result) -> Iterator[Block]:
 
 def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:
     """Draw the time of a token as a CUDA graph over the length of the prompt."""
-    figure, (axes,) = canvas()
+    figure, (axes,) = canvas(width=NARROW, height=5.2)
     graphed = [each for each in rows if each["graphed"]]
     prompts = sorted({each["prompt"] for each in graphed})
     for method in dict.fromkeys(x["method"] for x in graphed if x["method"] != "stock"):
@@ -373,7 +373,7 @@ def over_prompts(rows: Sequence[Mapping[str, Any]]) -> Picture:
         figure,
         "Milliseconds per token over the length of the prompt. Methods keep a quarter of the "
         "entries. Dotted: the least time in which weights and all entries can be read.",
-        "right",
+        "below",
     )
 
 
@@ -421,7 +421,7 @@ def served(result: Result) -> Iterator[Block]:
         "all requests at once reads: weights and entries; no row is a limit. “accepted” is the "
         "share of the tokens written that the full cache finds likeliest, after the same tokens."
     )
-    yield Drawing("served", "Tokens per second over the memory", throughput(result))
+    yield Drawing("served", "Tokens per second over the memory", throughput(result, narrow=True))
     for length in result["parts"]:
         yield Heading(f"Prompts of {int(length):,} tokens", 3)
         yield tabulate(with_speeds(result, length), SERVED)

@@ -59,7 +59,8 @@ def drawn_map() -> Picture:
     figure, (axes,) = canvas(width=NARROW, height=4.2)
     tokens, texts = (np.geomspace(*ends, 200) for ends in (LENGTHS, TEXTS))
     gains = most_gained(tokens[None], texts[:, None], shape)
-    axes.contourf(tokens, texts, gains, (1, *LEVELS, 4), cmap="Blues", alpha=0.55)
+    shades = [("tab:blue", share / 14) for share in range(len(LEVELS) + 1)]
+    axes.contourf(tokens, texts, gains, (1, *LEVELS, 4), colors=shades)
     axes.contour(tokens, texts, gains, LEVELS, colors=INK, linewidths=0.6)
     for level in LEVELS:
         entries = entries_for(level, shape)
