@@ -158,7 +158,7 @@ def in_blocks() -> list[dict[str, Any]]:
 
     ``times_full``: in each round, at the same memory, by CPU time.
     """
-    rows = stored_file("vllm_in_blocks")["rows"]
+    ((_, rows),) = stored_file("vllm_in_blocks")["parts"].items()
     full = {row["share"]: row["cpu_seconds"] for row in rows if row["method"] == CONTROL}
     return [
         row
