@@ -48,7 +48,7 @@ def make(spec: str):
 def test_a_score_reads_no_other_queries_of_a_prompt_than_the_last_that_it_states(spec):
     policy, drawn = make(spec)(12), random_stream(Source(spec))
     queries = drawn.queries.copy()
-    queries[:, :, : drawn.prompt - policy.score.needs.queries] *= -1
+    queries[:, :, : drawn.prompt - (policy.score.needs.queries or 0)] *= -1
     runs = [run_stream(policy, each) for each in (drawn, replace(drawn, queries=queries))]
     for one, other in zip(*runs, strict=True):
         assert np.array_equal(one.cache.positions, other.cache.positions)
