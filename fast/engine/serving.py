@@ -166,7 +166,9 @@ class Siblings:
     @property
     def reader(self) -> Any:
         """The text that reads the prompt; None when it was read."""
-        return self.texts[0] if self.texts and not self.read else None
+        if self.read or not self.texts:
+            return None
+        return self.texts[0]
 
     def turn(self, seen: int, prompt: int) -> bool:
         """Begin a step of a text up to ``seen`` tokens; return whether it does as another did."""
@@ -192,7 +194,8 @@ class Holding:
     @property
     def undecided(self) -> int:
         """Tokens of a prompt that are read before any page can be evicted."""
-        return (self.pages * self.page // self.block + 1) * self.block
+        whole = self.pages * self.page // self.block
+        return (whole + 1) * self.block
 
     def within(self, prompt: int) -> list[int]:
         """Return at how many tokens of a prompt, before its end, pages are evicted."""
