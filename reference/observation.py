@@ -132,6 +132,8 @@ class Needs:
     """Whether the score reads nothing but the sum over the rows of a block."""
     may_wait: bool = False
     """Whether the score may observe several generated tokens together, once a decision is due."""
+    queries: int | None = None
+    """If the score reads of a prompt, beside keys and values, only its last queries: how many."""
     hidden_states: bool = False
     """Whether the score reads `Observation.hidden_states`; only models have them, not traces."""
     rotary: bool = False

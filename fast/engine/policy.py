@@ -297,6 +297,23 @@ class Policy:
         return self.score.needs
 
     @cached_property
+    def remembers(self) -> bool:
+        """Whether the score remembers anything of the tokens between two decisions."""
+        score = self.score
+        while isinstance(score, Around):
+            score = score.inner
+        return type(score).observe is not Score.observe
+
+    @property
+    def last_read(self) -> int | None:
+        """Last tokens of a prompt that the score has to see attend; None: all of them."""
+        if self.needs.queries:
+            return self.needs.queries
+        if self.remembers and self.needs.prompt:
+            return None
+        return 1
+
+    @cached_property
     def joins_layers(self) -> bool:
         """Whether all layers keep the same entries, by the mean of their scores."""
         return self.specification.score.joins_layers

@@ -2,7 +2,7 @@
 
 Such an engine has keys and values where a kernel of its own reads them. Once all layers of a step
 have attended, `Kept.observe` lets a score observe queries of one text, and `Kept.decide` says what
-stays. `Holding` says how many pages texts hold at most.
+stays. `Holding` says how many pages texts hold at most, `Siblings` which text reads their prompt.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -154,6 +154,30 @@ class Kept:
         ]
 
 
+@dataclass(eq=False)
+class Siblings:
+    """Texts of one prompt, of which the first reads it; the others wait, and then do as it did."""
+
+    name: str = ""
+    texts: list[Any] = field(default_factory=list)
+    read: bool = False
+    """Whether the last step that reads the prompt is under way, or was."""
+
+    @property
+    def reader(self) -> Any:
+        """The text that reads the prompt; None when it was read."""
+        if self.read or not self.texts:
+            return None
+        return self.texts[0]
+
+    def turn(self, seen: int, prompt: int) -> bool:
+        """Begin a step of a text up to ``seen`` tokens; return whether it does as another did."""
+        read = self.read
+        if self.texts and seen >= prompt:
+            self.read = True
+        return read
+
+
 @dataclass(frozen=True)
 class Holding:
     """How many pages texts hold under a schedule, which decides when a page more is there."""
@@ -167,10 +191,15 @@ class Holding:
     late: int
     """Steps that may be on their way before what an earlier one evicted is known."""
 
+    @property
+    def undecided(self) -> int:
+        """Tokens of a prompt that are read before any page can be evicted."""
+        whole = self.pages * self.page // self.block
+        return (whole + 1) * self.block
+
     def within(self, prompt: int) -> list[int]:
         """Return at how many tokens of a prompt, before its end, pages are evicted."""
-        whole = self.pages * self.page // self.block  # blocks that need no eviction
-        every = range((whole + 1) * self.block, prompt, self.block)
+        every = range(self.undecided, prompt, self.block)
         return [seen for seen in every if self.schedule.due(Clock(seen, self.block, prompt))]
 
     def most(self, prompt: int, last: int) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.engine import FinishReason
 
+from kvlab.fast.engine.serving import Siblings
 from kvlab.fast.vllm.manager import Account, EvictingManager, EvictingSpec
 from kvlab.fast.vllm.metrics import Counted, Exported
 from kvlab.fast.vllm.requests import Place, Requests
@@ -32,6 +33,8 @@ class Places(KVConnectorMetadata):
     of_block: list[dict[int, Place]]
     """For each table, by the block to which the request's last token is written."""
     ended: set[str]
+    siblings: set[str]
+    """Names of those that live."""
 
 
 @dataclass
@@ -51,13 +54,8 @@ class Evictions(KVConnectorWorkerMetadata):
 
 def is_of_beams(params: Any) -> bool:
     """Return whether a request is a step of vLLM's beam search, by what only that asks for."""
-    wanted = params.logprobs or 0
-    return (
-        params.max_tokens == 1
-        and not params.detokenize
-        and params.skip_clone
-        and (wanted > 0 and wanted % 2 == 0)
-    )
+    wanted, single = params.logprobs or 0, params.max_tokens == 1 and params.skip_clone
+    return single and not params.detokenize and wanted > 0 and wanted % 2 == 0
 
 
 class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
@@ -78,6 +76,9 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
                 f"kvlab: every layer must have full attention by a backend of kvlab, not {specs}"
             )
         self.settings, self.counted = settings, Counted()
+        reads_whole = settings.policy.last_read is None
+        self.shares = reads_whole and vllm_config.cache_config.enable_prefix_caching
+        self.siblings: dict[str, Siblings] = {}
         every = [name for group in groups for name in group.layer_names]
         every.sort(key=lambda name: int(re.findall(r"\.(\d+)\.", name)[0]))
         self.tables = [Requests(settings, group.layer_names, every) for group in groups]
@@ -110,17 +111,27 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
             each.accounts[request.request_id] = account
         if is_of_beams(request.sampling_params):
             account.fail(BEAMS, FinishReason.ABORT)
+        if self.shares:
+            stem = request.request_id.lstrip("0123456789")  # vLLM numbers texts of one prompt
+            if stem != request.request_id and not request.skip_reading_prefix_cache:
+                name = f"{stem} {hash(str((request.max_tokens, request.prompt_token_ids)))}"
+                account.siblings = self.siblings.setdefault(name, Siblings(name))
+                account.siblings.texts.append(account)
+            if not account.siblings.texts or account.siblings.reader is account:
+                request.skip_reading_prefix_cache = True
 
     def build_connector_meta(self, scheduler_output: Any) -> Places:
         places: list[dict[int, Place]] = [{} for _ in self.managers]
+        self.siblings = {name: each for name, each in self.siblings.items() if each.texts}
         for name, tokens in scheduler_output.num_scheduled_tokens.items():
             account = self.managers[0].accounts[name]
             seen = account.request.num_computed_tokens + tokens
-            place = Place(name, account.preemptions, account.read, seen, tokens, account.last)
+            own = account.preemptions, account.read, seen, tokens, account.last
+            place = Place(name, *own, *account.turn(seen))
             for manager, of_block in zip(self.managers, places, strict=True):
                 block = manager.req_to_blocks[name][(seen - 1) // self.settings.block]
                 of_block[block.block_id] = place
-        return Places(places, set(scheduler_output.finished_req_ids))
+        return Places(places, set(scheduler_output.finished_req_ids), {*self.siblings})
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
@@ -138,12 +149,18 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
         if account is not None:
             self.counted.add(account)
             logger.info("kvlab: request %s: %s", request.request_id, account.summary())
+            if (siblings := account.siblings).texts:
+                siblings.texts.remove(account)
+            if siblings.reader is not None:
+                siblings.reader.request.skip_reading_prefix_cache = True
         return False, None
 
     request_finished_all_groups = request_finished
 
-    def get_num_new_matched_tokens(self, *given: Any, **named: Any) -> tuple[int, bool]:
-        return 0, False
+    def get_num_new_matched_tokens(self, request: Any, *given: Any) -> tuple[int | None, bool]:
+        account = self.managers[0].accounts[request.request_id]
+        waits = account.siblings.reader not in (None, account)
+        return None if waits else 0, False
 
     def get_kv_connector_stats(self) -> Counted | None:
         found, self.counted = self.counted, Counted()
@@ -167,7 +184,7 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_connector_metadata(connector_metadata)
         if isinstance(connector_metadata, Places):
             for each, places in zip(self.tables, connector_metadata.of_block, strict=True):
-                each.begin(places, connector_metadata.ended)
+                each.begin(places, connector_metadata)
 
     def build_connector_worker_meta(self) -> Evictions | None:
         ended = [table.end() for table in self.tables]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -11,6 +11,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+from kvlab.fast.engine.serving import Siblings
 from kvlab.fast.vllm.settings import Settings, UnsupportedError
 
 logger = logging.getLogger("vllm.kvlab")
@@ -20,8 +21,9 @@ logger = logging.getLogger("vllm.kvlab")
 class EvictingSpec(FullAttentionSpec):
     """Full attention whose blocks are evicted."""
 
-    reads_prompts: bool = True
-    """Whether a score has to see what the tokens of a prompt attend to."""
+    hits: tuple[int, int] = (0, 1)
+    """Tokens of a prompt that are read before any block can be evicted, and how many of the last
+    ones a score has to see attend."""
     table: int = 0
     """Layers of one number have one table of blocks."""
 
@@ -29,7 +31,7 @@ class EvictingSpec(FullAttentionSpec):
     def merge(cls, specs: Sequence["EvictingSpec"]) -> "EvictingSpec":
         assert len({each.table for each in specs}) == 1  # what vLLM asks by merging
         merged, (first, *_) = super().merge(list(specs)), specs
-        return replace(merged, reads_prompts=first.reads_prompts, table=first.table)
+        return replace(merged, hits=first.hits, table=first.table)
 
     def is_uniform_with_collection(self, kv_cache_specs: dict[str, Any]) -> bool:
         return len({each.table for each in kv_cache_specs.values()}) == 1
@@ -43,7 +45,8 @@ def evicting(spec: Any, settings: Settings) -> EvictingSpec:
     if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size:
         raise UnsupportedError(f"kvlab: every layer must have full attention, not {spec}")
     table = next(UNUSED_TABLES) if settings.per_layer else 0
-    return EvictingSpec(**vars(spec), reads_prompts=settings.reads_prompts, table=table)
+    hits = settings.holding.undecided, settings.policy.last_read or 1
+    return EvictingSpec(**vars(spec), hits=hits, table=table)
 
 
 @dataclass(eq=False)
@@ -63,17 +66,15 @@ class Account:
     """How often the request was preempted, when it was admitted last."""
     bounds: Sequence[tuple[int, int]] = ()
     """See `Holding.most`."""
-    offered: int = 0
-    """Tokens whose blocks other requests may read: later ones are computed under eviction."""
     error: str | None = None
     """Why the request ends before its text does."""
+    siblings: Siblings = field(default_factory=Siblings)
+    """Accounts of requests for texts of the same prompt, if a score has to see all of it."""
 
     def begin(self) -> None:
         """Take the text so far as the prompt."""
         self.read, self.preemptions = self.request.num_tokens, self.request.num_preemptions
         self.bounds = self.settings.holding.most(self.read, self.last)
-        # a request that finds a prefix decides later than at its last token
-        self.offered = min([self.read, *(n - 1 for n in self.settings.holding.within(self.read))])
 
     def fail(self, error: str, reason: FinishReason = FinishReason.ERROR) -> None:
         """End the request with its next token."""
@@ -97,6 +98,17 @@ class Account:
             if seen <= until:
                 break
         return last
+
+    def turn(self, seen: int) -> tuple[str, bool]:
+        """Return the name of the siblings in a step, and whether it keeps what another one kept.
+
+        A request that is preempted finds no blocks any more: its text is another one's no longer.
+        """
+        if self.siblings.texts:
+            self.request.skip_reading_prefix_cache = True
+        if self.read > self.request.num_prompt_tokens:
+            return "", False
+        return self.siblings.name, self.siblings.turn(seen, self.read)
 
     def summary(self) -> str:
         """Say in a line what was evicted."""
@@ -154,15 +166,18 @@ class EvictingManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **given: Any) -> None:
         """Offer blocks to other requests that were computed before anything was evicted."""
-        offered = self.accounts[request.request_id].offered
+        offered = min(self.accounts[request.request_id].read, self.kv_cache_spec.hits[0])
         super().cache_blocks(request, min(num_tokens, offered), *args, **given)
 
     @classmethod
-    def find_longest_cache_hit(cls, *args: Any, **given: Any) -> Any:
-        """Find blocks of the same prefix, unless a score has to see its tokens attend."""
-        if given["kv_cache_spec"].reads_prompts:
-            return tuple([] for _ in given["kv_cache_group_ids"]), 0
-        return super().find_longest_cache_hit(*args, **given)
+    def find_longest_cache_hit(cls, *args: Any, max_length: int, **given: Any) -> Any:
+        """Find blocks of the same prefix that were read before any eviction.
+
+        ``max_length``: all tokens but one. What a score has to see attend is read again.
+        """
+        undecided, reads = given["kv_cache_spec"].hits
+        length = max(0, min(max_length + 1, undecided) - reads)
+        return super().find_longest_cache_hit(*args, max_length=length, **given)
 
 
 KVCacheSpecRegistry.check_kv_cache_spec_registry({})  # vLLM's own come first

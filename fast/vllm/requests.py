@@ -30,6 +30,10 @@ class Place:
     tokens: int
     last: int
     """Tokens at most, when the request ends."""
+    siblings: str
+    """Name of the requests for texts of the same prompt, if a score has to see all of it."""
+    takes: bool
+    """Whether it keeps of the prompt what the first of them kept."""
 
 
 @dataclass(eq=False)
@@ -62,6 +66,8 @@ class Requests:
         """Numbers that the layers of this table have in the model."""
         self.layers = {every[number]: place for place, number in enumerate(self.numbers)}
         self.requests: dict[str, Request] = {}
+        self.left: dict[str, dict[int, tuple[set[int], list]]] = {}
+        """What the first of siblings evicted and remembered, by the tokens it had read."""
         self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
         """Request, preemptions and numbers of blocks that the scheduler has not been told."""
         self.failures: list[tuple[str, str]] = []
@@ -71,13 +77,15 @@ class Requests:
         self.places: Mapping[int, Place] = {}
         self._batch: Batch | None = None
 
-    def begin(self, places: Mapping[int, Place], ended: set[str]) -> None:
+    def begin(self, places: Mapping[int, Place], step: Any) -> None:
         """Begin a step; ``places`` has every request by the block that it writes its last token to.
 
-        That block is its own in this step: blocks that are shared are full.
+        That block is its own in this step: blocks that are shared are full. ``step``: the
+        connector's `Places`.
         """
-        for request_id in ended:
+        for request_id in step.ended:
             self.requests.pop(request_id, None)
+        self.left = {name: self.left[name] for name in step.siblings & self.left.keys()}
         self.places = places
 
     def batch(self, metadata: Any) -> "Batch | None":
@@ -157,9 +165,7 @@ class Batch:
         table = self.table.clone()
         table[:rows, :wide] = self.table[:rows].gather(1, columns)
         changed: dict[str, Any] = {"block_table_tensor": table, "_num_computed_tokens_cache": None}
-        lengths = [
-            place.seen - self.block * len(request.evicted) for place, request, _ in self.rows
-        ]
+        lengths = [place.seen - self.block * len(own.evicted) for place, own, _ in self.rows]
         for name in ("seq_lens", "seq_lens_cpu_upper_bound"):
             if (found := getattr(common, name)) is not None:
                 changed[name] = found.clone()

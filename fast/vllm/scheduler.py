@@ -24,15 +24,9 @@ def in_blocks(vllm_config: Any, **given: Any) -> Any:
     class InBlocks(own):
         """Cuts what a step reads of a prompt."""
 
-        def _mamba_block_aligned_split(
-            self,
-            request: Any,
-            num_new_tokens: int,
-            num_new_local_computed_tokens: int = 0,
-            num_external_computed_tokens: int = 0,
-        ) -> int:
-            begins = request.num_computed_tokens + num_new_local_computed_tokens
-            return min(num_new_tokens, size - begins % size)
+        def _mamba_block_aligned_split(self, request: Any, new: int, *found: int) -> int:
+            begins = request.num_computed_tokens + sum(found)
+            return min(new, size - begins % size)
 
     scheduler = InBlocks(vllm_config=vllm_config, **given)
     scheduler.need_mamba_block_aligned_split = True

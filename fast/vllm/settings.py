@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvlab.fast.engine.policy import Policy, Score
+from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.port import port
 from kvlab.fast.engine.serving import Holding
 from kvlab.fast.vllm import CONNECTOR, SCHEDULER, asked_of, points
@@ -61,18 +61,10 @@ class Settings:
         """Whether each layer decides by itself, and has a table of blocks."""
         return not self.policy.joins_layers
 
-    @cached_property
+    @property
     def remembers(self) -> bool:
         """Whether a score remembers anything of the tokens between two decisions."""
-        score = self.policy.score
-        while hasattr(score, "inner"):
-            score = score.inner
-        return type(score).observe is not Score.observe
-
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether a score has to see what the tokens of a prompt attend to."""
-        return self.remembers and self.policy.needs.prompt
+        return self.policy.remembers
 
 
 def settings_of(config: Any) -> Settings | None:

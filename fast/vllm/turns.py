@@ -23,11 +23,12 @@ def take_turns(batch: Batch, softcap: float | None) -> None:
     A request whose method fails ends; until then its oldest blocks are evicted. The others go on.
     What was decided comes from the device at once, for all requests.
     """
-    decided, requests = [], batch.all
+    turns, requests = [], batch.all
     for row, (place, request, _) in enumerate(batch.rows):
         if -(-place.last // batch.block) <= requests.settings.blocks:
             continue
         turn = Turn(batch, row, softcap)
+        turns.append(turn)
         try:
             if not request.failed:
                 turn.take()
@@ -35,18 +36,18 @@ def take_turns(batch: Batch, softcap: float | None) -> None:
             requests.fail(place, error)
         if request.failed:
             turn.evict_oldest()
-        elif turn.decided is not None:
-            decided.append(turn)
-    if not decided:
-        return
-    numbers = torch.cat([turn.decided for turn in decided]).tolist()  # the second wait
-    for turn in decided:
+    decided = [turn for turn in turns if not turn.request.failed and turn.decided is not None]
+    numbers = torch.cat([turn.decided for turn in decided]).tolist() if decided else []
+    for turn in decided:  # one wait for all, the second
         (wrong, *stay), numbers = numbers[: len(turn.decided)], numbers[len(turn.decided) :]
         if wrong:
             requests.fail(turn.place, "a score is NaN: the model's keys or values are no numbers")
             turn.evict_oldest()
         else:
             turn.evict({*stay})
+    for turn in turns:
+        if turn.leaves and not turn.request.failed:
+            turn.leave()
 
 
 class Turn:
@@ -61,6 +62,8 @@ class Turn:
         self.decided: Int[Tensor, " n"] | None = None
         """Whether a score was NaN, and the numbers of the blocks that every entry kept is in."""
         self.settings, self.policy = batch.all.settings, batch.all.settings.policy
+        self.leaves = False
+        """Whether siblings keep what this request keeps."""
 
     def take(self) -> None:
         """Observe and decide, if it is time.
@@ -73,6 +76,11 @@ class Turn:
         schedule, seen, size = settings.specification.schedule, place.seen, settings.prompt_block
         reads = seen - place.tokens < place.prompt
         ended = not reads or seen == place.prompt or seen % size == 0
+        if reads and place.takes:
+            if ended:
+                self.keep_as_left()
+            return
+        self.leaves = reads and ended and bool(place.siblings)
         clock = Clock(seen, (seen - 1) % size + 1 if reads else place.tokens, place.prompt)
         decides = ended and len(self.kept) > settings.blocks and schedule.due(clock)
         observes = ended or not self.policy.on_host if reads else seen % settings.block == 0
@@ -84,6 +92,22 @@ class Turn:
             request.observed = place.seen
         else:
             request.waiting += [queries.clone() for queries in self.new]
+
+    def leave(self) -> None:
+        """Leave what is kept for siblings; what is remembered of it only at the prompt's end."""
+        place, request = self.place, self.request
+        layers = request.layers if place.seen == place.prompt else []
+        self.requests.left.setdefault(place.siblings, {})[place.seen] = {*request.evicted}, layers
+
+    def keep_as_left(self) -> None:
+        """Keep what a sibling kept of the same tokens."""
+        place = self.place
+        left = self.requests.left.get(place.siblings, {}).get(place.seen)
+        if left is None:
+            raise RuntimeError("it failed for another text of this prompt")
+        evicted, self.request.layers = left
+        self.request.observed = place.seen
+        self.evict({*self.kept} - evicted)
 
     def observe(self, decides: bool) -> None:
         """Let the score observe what waits; decide, and keep what it remembers of the rest."""

@@ -13,7 +13,7 @@ import numpy as np
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores, Vectors, WindowLogits, WindowQueries
-from kvlab.reference.observation import NO_ATTENTION, Bool, Column, Float, Int, Observation, State
+from kvlab.reference.observation import Bool, Column, Float, Int, Needs, Observation, State
 from kvlab.reference.policy import Edges, EveryBlock, Policy, Score
 from kvlab.reference.windows import Border, mean_pool, remember_queries
 
@@ -38,7 +38,10 @@ class SharpenedRecentAttention(Score):
     target: int
     """Entries k that should share the attention."""
 
-    needs = NO_ATTENTION
+    @property
+    def needs(self) -> Needs:
+        last = self.options.recent if self.options.accumulation == "recent" else None
+        return Needs(rows="none", queries=last)
 
     @property
     def columns(self) -> dict[str, Column]:

@@ -29,7 +29,9 @@ class Contribution(Score):
 
     window: int
 
-    needs = Needs(rows="last", prompt=False, heads="mean")
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows="last", prompt=False, heads="mean", queries=self.window)
 
     def observe(self, state: State, seen: Observation) -> State:
         if seen.clock.prefilling:

@@ -16,7 +16,7 @@ from kvlab.reference.attention import softmax
 from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
+from kvlab.reference.observation import Float, Needs, Observation, State
 from kvlab.reference.policy import AfterPrefillThenEverySeen, Edges, Policy, Score
 from kvlab.reference.windows import among_candidates, max_pool, remember_queries, window_logits
 
@@ -27,7 +27,9 @@ class ImportanceMinusRedundancy(Score):
 
     options: "RKV"
 
-    needs = NO_ATTENTION
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows="none", queries=self.options.window)
     signed = True
 
     def observe(self, state: State, seen: Observation) -> State:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from kvlab.reference.method import Example, Method
-from kvlab.reference.observation import NO_ATTENTION, Clock, Marks, Observation, Scores, State
+from kvlab.reference.observation import Clock, Marks, Needs, Observation, Scores, State
 from kvlab.reference.policy import Budget, Edges, Entries, EveryGenerated, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
 
@@ -25,7 +25,9 @@ class SelectorAttention(Score):
 
     options: "RPC"
 
-    needs = NO_ATTENTION
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows="none", queries=self.options.selector)
 
     @property
     def joins_kv_heads(self) -> bool:

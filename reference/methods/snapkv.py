@@ -11,7 +11,7 @@ from typing import Literal
 
 from kvlab.reference.checks import check_window
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.observation import NO_ATTENTION, Marks, Observation, Scores, State
+from kvlab.reference.observation import Marks, Needs, Observation, Scores, State
 from kvlab.reference.policy import AfterPrefill, Edges, EveryBlock, Policy, Score
 from kvlab.reference.windows import (
     Border,
@@ -29,7 +29,9 @@ class WindowAttention(Score):
 
     options: "SnapKV"
 
-    needs = NO_ATTENTION
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows="none", queries=self.options.window)
 
     def observe(self, state: State, seen: Observation) -> State:
         return remember_queries(state, seen, self.options.window)

@@ -20,7 +20,7 @@ from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.random import BITS, Draw, draws
 from kvlab.reference.methods.random_attention import SCHEDULES, Counted
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.observation import NO_ATTENTION, Float, Observation, State
+from kvlab.reference.observation import NO_ATTENTION, Float, Needs, Observation, State
 from kvlab.reference.policy import Edges, Policy, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import among_candidates, mean_pool, remember_queries, window_attention
@@ -42,8 +42,11 @@ class LargeValuesAndSample(Score):
     """Entries that are kept for their values."""
     size: str = "range"
 
-    needs = NO_ATTENTION
     ordinal = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows="none", queries=self.window)
 
     def drawn(self, seen: Observation) -> dict[str, Array]:
         return self.draw.drawn(seen)

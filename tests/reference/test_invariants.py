@@ -44,6 +44,16 @@ def make(spec: str):
     return lambda budget: methods.get(spec, budget)
 
 
+@pytest.mark.parametrize("spec", [spec for spec in ALL if make(spec)(12).score.needs.queries])
+def test_a_score_reads_no_other_queries_of_a_prompt_than_the_last_that_it_states(spec):
+    policy, drawn = make(spec)(12), random_stream(Source(spec))
+    queries = drawn.queries.copy()
+    queries[:, :, : drawn.prompt - (policy.score.needs.queries or 0)] *= -1
+    runs = [run_stream(policy, each) for each in (drawn, replace(drawn, queries=queries))]
+    for one, other in zip(*runs, strict=True):
+        assert np.array_equal(one.cache.positions, other.cache.positions)
+
+
 @pytest.mark.parametrize("spec", sampled(dict.fromkeys(chain(*HELD.values())), QUICK))
 @settings(max_examples=examples(20), deadline=None)
 @given(

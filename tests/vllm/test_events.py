@@ -30,7 +30,7 @@ def histories(draw) -> tuple[list, dict[str, list[int]]]:
         name = f"r{number}"
         shared = TEXT[f"r{draw(st.integers(0, 2))}"][: 32 * draw(st.integers(0, 4))]
         prompt = [*shared, *texts(draw(st.integers(1, 70)), seed=number)["r0"]]
-        tokens, several = draw(st.integers(1, 60)), draw(st.sampled_from([1, 1, 1, 2]))
+        tokens, several = draw(st.integers(1, 60)), draw(st.sampled_from([1, 1, 2, 3]))
         arrival = {"name": name, "prompt": prompt, "tokens": tokens, "n": several}
         if several > 1:  # vLLM has no greedy texts of one prompt
             arrival |= {"temperature": 1.0, "top_k": 1}
@@ -85,24 +85,38 @@ WITHIN = [x for x in METHODS if "lazy" not in x and "rkv" not in x]
 
 @pytest.mark.parametrize("method", [*WITHIN, "looks@recent=16"])
 def test_a_text_is_what_compress_writes_in_blocks(driver, model, method):
-    """Four prompts of up to nine blocks of vLLM's, which has 17: all run at once."""
-    prompts, given = texts(270, 50, 200, 129, seed=11), asked(method, block_size=SIZE)
+    """Four prompts of up to ten blocks, the longest last, and vLLM has 17: all run at once."""
+    prompts, given = texts(50, 129, 200, 300, seed=11), asked(method, block_size=SIZE)
     chunks = IN_BLOCKS | {"max_num_batched_tokens": 150}  # some end within blocks
     found = driver.run(given, [*arriving(prompts, 40), ["drain"]], **chunks)
     assert assert_as_specified(model[0], found, prompts, method, size=SIZE) >= 12
-    assert {seen for seen, *_ in of(found, "r0")} >= {128, 192, 256, 270}
+    assert {seen for seen, *_ in of(found, "r3")} >= {128, 192, 256, 300}
     assert found["preempted"] == 0 and found["at_once"] == 4
 
 
-def test_a_prefix_within_a_prompt_is_handed_on_up_to_the_first_eviction(driver, model):
-    """That is after 128 tokens, at the last of which the second request decides itself."""
+@pytest.mark.parametrize("length", [220, 128])
+@pytest.mark.parametrize(
+    ("method", "cached"), [("snapkv@window=40,schedule=every_block", 64), ("tova", 96)]
+)
+def test_a_prefix_is_handed_on_up_to_the_first_eviction(driver, model, method, cached, length):
+    """That is after 128 tokens, of which the second request reads those that its score needs."""
     prefix = texts(200, seed=3)["r0"]
     prompts = {name: [*prefix, *texts(20, seed=n)["r0"]] for n, name in enumerate("ab")}
+    prompts["a"] = prompts["a"][:length]
     first, second = arriving(prompts, 30)
     events = [first, ["step", {"times": 12}], second, ["drain"]]
-    found = driver.run(asked("tova", block_size=SIZE), events, **IN_BLOCKS)
-    assert assert_as_specified(model[0], found, prompts, "tova", size=SIZE) >= 8
-    assert found["cached"] == 96
+    found = driver.run(asked(method, block_size=SIZE), events, **IN_BLOCKS)
+    assert assert_as_specified(model[0], found, prompts, method, size=SIZE) >= 4
+    assert found["cached"] == cached
+
+
+def test_texts_of_one_prompt_share_what_was_read_of_it(driver, model):
+    prompts, method = texts(150, seed=6), "caote:h2o@recent=16"
+    events = [*arriving(prompts, 40, n=3, temperature=1.0, top_k=1), ["drain"]]
+    found = driver.run(asked(method), events, **SMALL)
+    alone = single(found, {"r0": (prompts["r0"], 3)})
+    assert assert_as_specified(model[0], *alone, method) >= 9
+    assert found["cached"] == 128
 
 
 def test_a_pool_that_is_full_lets_requests_wait(driver, model):
@@ -121,7 +135,12 @@ def test_what_a_prompt_held_is_free_for_others_when_it_was_read(driver, model):
     assert found["at_once"] >= 3 and found["preempted"] == 0
 
 
-@pytest.mark.parametrize(("method", "cached"), [("tova", 96), ("caote:h2o@recent=16", 0)])
+CACHED = {"tova": 96, "caote:h2o@recent=16": 0, "longflow@window=32": 64}
+CACHED |= {"snapkv@window=24,schedule=every_block": 64}
+"""Tokens of 96 that a request finds, which has 20 more: its score has to see the last ones."""
+
+
+@pytest.mark.parametrize(("method", "cached"), CACHED.items())
 def test_a_prefix_is_handed_on_as_it_was_read_or_not_at_all(driver, model, method, cached):
     """The second request comes when blocks of the first one's prompt are evicted."""
     prefix = texts(128, seed=3)["r0"]
