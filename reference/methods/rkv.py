@@ -30,6 +30,7 @@ class ImportanceMinusRedundancy(Score):
     @property
     def needs(self) -> Needs:
         return Needs(rows="none", queries=self.options.window)
+
     signed = True
 
     def observe(self, state: State, seen: Observation) -> State:
