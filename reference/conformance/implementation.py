@@ -8,6 +8,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cache
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
+from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance.operation import DTYPES, Field, Kind, Operation
 from kvlab.reference.conformance.targets import operation_of
@@ -114,12 +117,8 @@ class Functions:
         function, operation = self.functions[pattern], operation_of(case.target)
         wide = case.group == WIDE
         inputs = {name: self.given(name, x, operation, wide) for name, x in case.inputs.items()}
-        available = {
-            **dict.fromkeys((*operation.inputs, *operation.parameters)),
-            **case.parameters,
-            **inputs,
-            "method": case.method,
-        }
+        told = dict.fromkeys((*operation.inputs, *operation.parameters))
+        available = {**told, **case.parameters, **inputs, "method": case.method}
         try:
             with redirect_stdout(sys.stderr):  # stdout is for the report alone
                 returned = function(**_named(case.target, function, available))
@@ -234,20 +233,31 @@ def _check_function(target: str, function: Any) -> None:
         _named(target, function, known)
 
 
+@cache
+def options() -> Collection[str]:
+    """Return the names of the options of all methods: what one of them lacks is None."""
+    own = (each["options"] for each in methods.describe().values())
+    return {*methods.OF_EVERY_METHOD, *chain.from_iterable(own)}
+
+
 def _named(target: str, function: Any, available: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a function names; all where it takes any."""
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    for name, each in parameters.items():
-        needed = each.default is each.empty and each.kind is not each.VAR_KEYWORD
-        if needed and name not in available:
-            close = get_close_matches(name, available, n=1)
-            meant = f" (did you mean {close[0]!r}?)" if close else ""
-            raise TypeError(
-                f"implementation of {target!r} asks for {name!r}{meant}; {target} offers "
-                f"{', '.join(sorted(available))}"
-            )
-    return {name: x for name, x in available.items() if takes_any or name in parameters}
+    needed = (
+        x for x in parameters.values() if x.default is x.empty and x.kind is not x.VAR_KEYWORD
+    )
+    lacks = dict.fromkeys(each.name for each in needed if each.name not in available)
+    for name in lacks.keys() - (options() if "." in target else ()):
+        close = get_close_matches(name, available, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise TypeError(
+            f"implementation of {target!r} asks for {name!r}{meant}; {target} offers "
+            f"{', '.join(sorted(available))}"
+        )
+    return {
+        name: x for name, x in {**lacks, **available}.items() if takes_any or name in parameters
+    }
 
 
 def outputs_of(returned: Any, case: Case, operation: Operation) -> dict[str, Array]:

@@ -148,10 +148,7 @@ def above_the_mask(x: dict[str, Array], keys: str = "keys", newest: Any = NEWEST
     x[keys][(*newest, ..., 0)] = 512.0
 
 
-MASKS = {
-    "below_the_mask": below_the_mask,
-    "above_the_mask": above_the_mask,
-}
+MASKS = {"below_the_mask": below_the_mask, "above_the_mask": above_the_mask}
 """What is changed where a mask hides entries, by variant."""
 
 

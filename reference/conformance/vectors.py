@@ -48,14 +48,12 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 HUGE = 1e30
 """Numbers from here on count as infinite: kernels may return the largest number instead."""
 
+SHOWN = 40
+"""Indices of a wrong set that a report shows."""
+
 ONE_OF = {
-    "calls": "call",
-    "N": "row",
-    "layers": "layer",
-    "G": "KV head",
-    "blocks": "block",
-    "events": "event",
-    "R": "request",
+    **{"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"},
+    **{"events": "event", "R": "request"},
 }
 """What one place along an axis is called."""
 
@@ -243,15 +241,20 @@ def _wrong_positions(
     first = tuple(int(i) for i in np.argwhere(heads)[0])
     place = ", ".join(f"{ONE_OF[axis]} {i}" for axis, i in zip(axes, first, strict=False))
     extra, missing = (
-        np.flatnonzero(wrong[first] & marks[first].astype(bool)).tolist()
-        for marks in (found, expected)
+        np.flatnonzero(wrong[first] & marks[first].astype(bool)) for marks in (found, expected)
     )
-    told = [f"holds {extra} wrongly"] if extra else []
-    told += [f"lacks {missing}"] if missing else []
+    told = [f"holds {_listed(extra)} wrongly"] if len(extra) else []
+    told += [f"lacks {_listed(missing)}"] if len(missing) else []
     return (
         f"differs first in {place} (counted from 0), which {', and '.join(told)};"
         f" {int(heads.sum())} of {heads.size} such sets are wrong"
     )
+
+
+def _listed(indices: np.ndarray) -> str:
+    """Return some indices, and how many more there are: of 131,072 nobody reads all."""
+    more = f" and {len(indices) - SHOWN} more" if len(indices) > SHOWN else ""
+    return f"{indices[:SHOWN].tolist()}{more}"
 
 
 def _keep_difference(expected: Expected, found: np.ndarray, precision: str) -> str | None:
@@ -267,11 +270,9 @@ def _keep_difference(expected: Expected, found: np.ndarray, precision: str) -> s
         if either is not None and len(apart) and apart.min() >= 0 and apart.max() < either.shape[1]:
             apart = apart[~either[g, apart]]
         if len(apart):
-            missing, wrong = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
-            return (
-                f"of KV head {g} keeps {wrong.tolist()} instead of {missing.tolist()}"
-                f" (expected {ours.tolist()})"
-            )
+            sets = np.setdiff1d(theirs, ours), np.setdiff1d(ours, theirs), ours
+            wrong, missing, whole = map(_listed, sets)
+            return f"of KV head {g} keeps {wrong} instead of {missing} (expected {whole})"
     return None
 
 

@@ -85,6 +85,13 @@ def test_a_method_asks_for_what_it_is_not_given():
     assert "asks for 'gradients'; h2o.score offers" in report.failures()[0].reason
 
 
+def test_what_a_method_lacks_is_none():
+    """A page's words; the option `window` is of other methods, `sinks` of every one."""
+    asked = []
+    check("h2o.keep", lambda window, sinks: asked.append((window, sinks)), groups=["plain"])
+    assert asked and {*asked} == {(None, None)}
+
+
 def test_what_has_the_name_of_an_output_may_be_changed_in_place():
     def observe(attention, accumulated, reduce):
         if reduce != "mean":
