@@ -243,10 +243,8 @@ def options() -> Collection[str]:
 def _named(target: str, function: Any, available: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a function names; all where it takes any."""
     parameters = inspect.signature(function).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    needed = (
-        x for x in parameters.values() if x.default is x.empty and x.kind is not x.VAR_KEYWORD
-    )
+    rest = [x for x in parameters.values() if x.kind is x.VAR_KEYWORD]
+    needed = (x for x in parameters.values() if x.default is x.empty and x not in rest)
     lacks = dict.fromkeys(each.name for each in needed if each.name not in available)
     for name in lacks.keys() - (options() if "." in target else ()):
         close = get_close_matches(name, available, n=1)
@@ -255,9 +253,7 @@ def _named(target: str, function: Any, available: Mapping[str, Any]) -> dict[str
             f"implementation of {target!r} asks for {name!r}{meant}; {target} offers "
             f"{', '.join(sorted(available))}"
         )
-    return {
-        name: x for name, x in {**lacks, **available}.items() if takes_any or name in parameters
-    }
+    return {name: x for name, x in {**lacks, **available}.items() if rest or name in parameters}
 
 
 def outputs_of(returned: Any, case: Case, operation: Operation) -> dict[str, Array]:

@@ -36,6 +36,9 @@ CODED_LOGIT_ERROR = 2e-3
 SLACK = 2
 """How many times the entries' own bytes a cache may allocate: buffers that grow are not full."""
 
+FEWEST = 8
+"""Entries of a head that count at least: a buffer of few entries has several free slots, too."""
+
 FLOAT32_PER_16_BITS = 2
 """The reference counts vectors at 16 bits; an implementation may hold them in float32."""
 
@@ -154,7 +157,8 @@ def whole_cache(method, budget, model, tokens, padding, calls, continues, block_
     decided = np.ones(np.shape(held), dtype=bool)
     for layer in range(config.layers):
         decided[:, :, layer] = not slides(window, layer)
-    most = sum(each.most_bytes for each in rows) * FLOAT32_PER_16_BITS * SLACK
+    few = (sum(x.nbytes * FEWEST // len(x) for x in each.caches) for each in rows)
+    most = sum(map(max, few, (each.most_bytes for each in rows))) * FLOAT32_PER_16_BITS * SLACK
     return {
         "logits": Expected("numbers", after, {"float32": (float(allowed), 0.0)}),
         "kept": exact(np.array(held), decided),
