@@ -63,7 +63,7 @@ def sizes_are_as_wide_as_said():
 
 
 def indices_are_as_wide_as_said():
-    """Pages, slots and lengths on both sides of 2^15 and 2^16; positions; users of a block."""
+    """Pages, slots and lengths on both sides of 2^15 and 2^16; positions; users; heads."""
     asked = ("attend_requests", "write_pages", "rotate", "events")
     wide = [x for x in sized_cases("kernel", 0, asked.__contains__) if x.group == "wide_indices"]
     named = ("tables", "slots", "lengths", "positions", "script")
@@ -71,7 +71,8 @@ def indices_are_as_wide_as_said():
     around = all(
         any(abs(x - 2**power) < 256 for x in most[n]) for n in named[:3] for power in (15, 16)
     )
-    return around and max(most["positions"]) > 2**20 and max(most["script"]) > 255
+    heads = max(x.inputs["key_pages"].shape[2] for x in wide if "tables" in x.inputs)
+    return around and heads == 36 and max(most["positions"]) > 2**20 and max(most["script"]) > 255
 
 
 SAID = {
@@ -98,7 +99,8 @@ SAID = {
         max(x.inputs["calls"][1:]) > 1 for x in of_caches("calls")
     ),
     "channels, 1 to 32 query heads per KV head, blocks of 1 to 130": sizes_are_as_wide_as_said,
-    "page numbers, slots and lengths around 2¹⁵ and 2¹⁶": indices_are_as_wide_as_said,
+    "page numbers, slots and lengths around 2¹⁵ and 2¹⁶, positions beyond 2²⁰, more than 255 users "
+    "of a block, and 36 KV heads": indices_are_as_wide_as_said,
 }
 """What the page of reference says there is, and whether it is so."""
 
