@@ -67,7 +67,7 @@ def test_pytorch_passes_in_half_precision(target, precision):
 def test_a_few_entries_may_have_as_many_free_slots():
     """Seven are most of a head; its buffer has eight slots more, which are over twice as many."""
     case = next(x for x in cases() if x.name == "tova.whole_cache/cache_second_turn/tova/5")
-    case = made_case(case.name, "", "tova", (case.inputs, case.parameters | {"budget": 3}))
+    case = made_case(case.name, "", "tova", (case.inputs, {**case.parameters, "budget": 3}))
     assert run_case(load(FILE), case).status == Status.PASSED
 
 
