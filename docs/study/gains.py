@@ -40,7 +40,8 @@ def panels(sweeps: Sequence[str]) -> dict[str, dict[str, Test]]:
     found: dict[str, dict[str, Test]] = {}
     for name, each in gains:
         if each.budget is not None and each.first in (better or {each.first}):
-            title = f"{each.budget} entries"
+            texts = {entries: text for text, entries in stored_summary(name).budgets.items()}
+            title = f"{texts[each.budget]}, {each.budget} entries"
             if len(sweeps) > 1:
                 tokens = stored_summary(name).points[0].results[0].prompt_tokens
                 title = f"{each.budget} of about {round(tokens or 0, -3):,} entries"
@@ -54,12 +55,12 @@ def draw(file: str, narrow: bool) -> Picture:
     shown = panels(sweeps)
     names = list(dict.fromkeys(name for gains in shown.values() for name in gains))
     if narrow:
-        height = 0.4 + len(shown) * (0.4 + 0.27 * len(names))
+        height = 0.4 + len(shown) * (0.4 + 0.33 * len(names))
         figure, axes = canvas(rows=len(shown), width=PHONE, height=height, sharex=True)
     else:
         width = 10 if len(shown) > 1 else 6
         height = 0.9 + 0.24 * len(names)
-        figure, axes = canvas(len(shown), width=width, height=height, sharey=True)
+        figure, axes = canvas(len(shown), width=width, height=height, sharex=True, sharey=True)
     for place, (title, gains) in zip(axes, shown.items(), strict=True):
         rows = np.arange(len(names))
         if narrow:  # names stand between the rows

@@ -80,7 +80,7 @@ def drawn_map() -> Picture:
     axes.set_xticks([2**n for n in range(9, 18, 2)], [f"{2**n:,}" for n in range(9, 18, 2)])
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
     axes.minorticks_off()
-    axes.set(xlabel="tokens of a text", ylabel="texts at once")
+    axes.set(xlabel="tokens of a text", ylabel="batch (texts at once)")
     return finish(
         figure,
         "How many times as fast a token of Llama-3.1-8B becomes at most if a quarter of the "
@@ -129,8 +129,8 @@ def devices(length: str) -> Table:
         Column(
             "10,000 entries, ms", lambda x: 1e7 * shape.token_bytes / HARDWARE[x].bandwidth, ".2f"
         ),
-        Column("texts", lambda name: fits("full", name), ","),
-        Column("of a quarter", lambda name: fits("streaming_llm", name), ","),
+        Column("texts, full", lambda name: fits("full", name), ","),
+        Column("texts, a quarter", lambda name: fits("streaming_llm", name), ","),
     )
     return tabulate([*HARDWARE], columns)
 

@@ -22,8 +22,8 @@ INK = "#000000"
 """Matplotlib's black; in a picture it becomes the colour of the text around it."""
 GREY = "0.5"
 """For curves that other curves are compared with."""
-RED = "tab:red"
-"""For limits, and for points that a reader should notice."""
+RED = "#e5484d"
+"""For limits, and for points that a reader should notice, on light and dark paper."""
 PIXELS_PER_INCH = 96
 NARROW = 4.4
 """Inches that a phone shows without scrolling."""

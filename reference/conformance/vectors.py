@@ -48,6 +48,9 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 HUGE = 1e30
 """Numbers from here on count as infinite: kernels may return the largest number instead."""
 
+SUBNORMAL = {"float16": 2.0**-24}
+"""Two roundings of numbers below 2⁻¹⁴, which the format holds at equal distances."""
+
 SHOWN = 40
 """Indices of a wrong set that a report shows."""
 
@@ -229,7 +232,7 @@ def _least_left(off: np.ndarray, allowed: np.ndarray, where: np.ndarray | None) 
 def _allowed(expected: Expected, value: np.ndarray, precision: str) -> np.ndarray:
     """Return how far each number may be off."""
     absolute, relative = expected.tolerance[precision]
-    slack = 0.0 if expected.slack is None else expected.slack
+    slack = SUBNORMAL.get(precision, 0.0) + (0.0 if expected.slack is None else expected.slack)
     return np.broadcast_to(absolute + relative * np.abs(value) + slack, value.shape)
 
 
