@@ -37,14 +37,16 @@ copied = lru_cache(32)(Copy)
 
 def cases(target: str, kind: str, seed: int = 0) -> list[Case]:
     """Return a target's published cases, or a draw of its plain ones, with answers in float64."""
-    found = [case for case in published() if belongs(case.target, target)]
+    shown = [case for case in published() if belongs(case.target, target)]
     if kind == "published":
-        return [replace(case, expected=answer(case)) for case in found]
-    budgets = {case.method: case.parameters["budget"] for case in found if case.method}
+        return [replace(case, expected=answer(case)) for case in shown]
+    budgets = {case.method: case.parameters["budget"] for case in shown if case.method}
     found = [] if budgets else [*sized_cases("plain", seed, target.__eq__)]
     for spec, budget in budgets.items():
+        example = Example(spec, budget and PLAIN_BUDGET)
+        steps = {case.target for case in shown if case.method == spec}
         with suppress(ValueError):  # the prompt is protected, and exceeds the budget
-            found += method_cases(Example(spec, budget and PLAIN_BUDGET), "plain", seed)
+            found += method_cases(example, "plain", seed, steps.__contains__)
     return found
 
 
@@ -104,21 +106,29 @@ def calibrated(target: str, kind: str) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    """Return the bugs that pass a rule wherever right code does, and how often that fails it."""
+    """Return the bugs that pass a rule wherever right code does, and how often that fails it.
+
+    Bugs are asked whose target has plain cases.
+    """
     bugs = sorted((*BUGS, *SIZED_BUGS), key=lambda bug: bug.target)
+    targets = [each for each in dict.fromkeys(bug.target for bug in bugs) if cases(each, "plain")]
+    bugs = [bug for bug in bugs if bug.target in targets]
     passing: dict[str, Any] = {kind: {rule: [] for rule in RULES} for kind in SETS}
-    right = {kind: Counter(cases=0) for kind in SETS}
-    for target, kind in product(dict.fromkeys(bug.target for bug in bugs), SETS):
+    right: dict[str, Any] = {kind: {} for kind in SETS}
+    for target, kind in product(targets, SETS):
         limits, asked = calibrated(target, kind), cases(target, kind)
         wrongly = [broken(copied(None), case, limits) for case in asked]
-        right[kind].update(chain(["cases"] * len(asked), *wrongly))
+        right[kind] |= {case.name: wrong for case, wrong in zip(asked, wrongly, strict=True)}
         for bug in (bug for bug in bugs if bug.target == target):
             rules = {*RULES}
             for case, wrong in zip(asked, wrongly, strict=True):
                 rules -= broken(copied(bug), case, limits) - wrong if rules else set()
             for rule in rules:
                 passing[kind][rule].append(bug.name)
-    return {"bugs": len(bugs), "passing": passing, "right": right}
+    counts = {
+        kind: Counter(chain(["cases"] * len(each), *each.values())) for kind, each in right.items()
+    }
+    return {"bugs": len(bugs), "passing": passing, "right": counts}
 
 
 def draw(result: dict[str, Any]) -> Picture:
