@@ -193,12 +193,21 @@ def agreed() -> dict[str, int]:
     }
 
 
+def decisions_apart(model: str, side: str) -> list[int]:
+    """Return how many decisions in bfloat16 part from float32's, and how many were compared.
+
+    ``side``: "vllm", or "bfloat16" for transformers alone.
+    """
+    rows = [x for x in stored_file("vllm_bfloat16")["rows"] if x["model"] == model]
+    return [sum(x[f"{side} float32"][name] for x in rows) for name in ("parted", "decisions")]
+
+
 FUNCTIONS = {
     **{each.__name__: each for each in (token_ms, least_ms, peak_gib, timed, kernel_us)},
     **{each.__name__: each for each in (of_copying, copied_us, of_limit)},
     **{each.__name__: each for each in (planned, planned_ms, pays, over_planned, printed)},
     **{each.__name__: each for each in (served, times_full, fewer_than_random, agreed)},
-    **{each.__name__: each for each in (times_full_in_blocks, at_once_in_blocks)},
+    **{each.__name__: each for each in (times_full_in_blocks, at_once_in_blocks, decisions_apart)},
     **{"EVICTING": EVICTING, "MEMORY": MEMORY, "LAUNCHES": LAUNCHES},
     **{"SHAPES": SHAPES, "HARDWARE": HARDWARE, "Runtime": Runtime},
 }
