@@ -41,7 +41,8 @@ def panels(sweeps: Sequence[str]) -> dict[str, dict[str, Test]]:
     for name, each in gains:
         if each.budget is not None and each.first in (better or {each.first}):
             texts = {entries: text for text, entries in stored_summary(name).budgets.items()}
-            title = f"{texts[int(each.budget)]}, {each.budget} entries"
+            share = f"{text}, " if (text := texts[int(each.budget)]).endswith("%") else ""
+            title = f"{share}{each.budget} entries"
             if len(sweeps) > 1:
                 tokens = stored_summary(name).points[0].results[0].prompt_tokens
                 title = f"{each.budget} of about {round(tokens or 0, -3):,} entries"
