@@ -1,7 +1,6 @@
 """Tables of stored results, in the place of marks such as ``<!-- gains: study -->``."""
 
 import re
-import statistics
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -45,15 +44,14 @@ def agreement(file: str) -> Table:
 def in_blocks(memory: str) -> Table:
     """List what methods that evict within prompts write at a share of the memory, in percent."""
     headings = ("tokens/s of CPU time", "of the full cache", "rounds", "at once", "evicted")
-    asked, rows = stored_file("vllm_in_blocks")["parameters"], []
+    rows = []
     for row in in_blocks_rows():
         if row["share"] == int(memory) / 100:
-            tokens = asked["requests"] * asked["written"]
-            speed = tokens / statistics.median(row["cpu_seconds"])
-            times = row["times_full"]
-            said = f"{statistics.median(times):.2f} ({min(times):.2f}–{max(times):.2f})"
-            counts = len(times), row["at_once"], row["blocks"].get("evicted", 0)
-            rows.append([row["method"], f"{speed:.1f}", said, *map(str, counts)])
+            rounds = row["rounds"]
+            said = f"{row['times_full']:.2f} ({min(rounds):.2f}–{max(rounds):.2f})"
+            counts = len(rounds), row["at_once"], row["blocks"].get("evicted", 0)
+            speed = f"{row['tokens_per_second']:.1f}"
+            rows.append([row["method"], speed, said, *map(str, counts)])
     return Table((f"{memory} % of the memory", *headings), rows)
 
 

@@ -396,17 +396,21 @@ VLLM, CONTROL = "vllm-cpu.json", "full, without the plug-in"
 
 
 def with_speeds(result: Result, part: str) -> list[dict[str, Any]]:
-    """Add to vLLM's rows tokens per second, and the speed over the control's in the same round."""
+    """Add to vLLM's rows tokens per second, and the speed over the control's in the same round.
+
+    ``rounds`` has that speed in each round, ``times_full`` the median.
+    """
     asked, rows = result["parameters"], result["parts"][part]
     tokens = asked["requests"] * asked["written"]
     full = {x["share"]: x["cpu_seconds"] for x in rows if x["method"] == CONTROL}
     found = []
     for row in rows:
         pairs = zip(full[row["share"]], row["cpu_seconds"], strict=True)
-        times = statistics.median(its / mine for its, mine in pairs)
+        rounds = [its / mine for its, mine in pairs]
         speeds = (tokens / statistics.median(row[name]) for name in ("cpu_seconds", "seconds"))
         names = "tokens_per_second", "tokens_per_second_by_the_clock"
-        found.append({**row, **dict(zip(names, speeds, strict=True)), "times_full": times})
+        over = {"rounds": rounds, "times_full": statistics.median(rounds)}
+        found.append({**row, **dict(zip(names, speeds, strict=True)), **over})
     return found
 
 

@@ -40,12 +40,14 @@ def panels(sweeps: Sequence[str]) -> dict[str, dict[str, Test]]:
     found: dict[str, dict[str, Test]] = {}
     for name, each in gains:
         if each.budget is not None and each.first in (better or {each.first}):
-            texts = {entries: text for text, entries in stored_summary(name).budgets.items()}
-            share = f"{text}, " if (text := texts[int(each.budget)]).endswith("%") else ""
-            title = f"{share}{each.budget} entries"
+            summary = stored_summary(name)
             if len(sweeps) > 1:
-                tokens = stored_summary(name).points[0].results[0].prompt_tokens
+                tokens = summary.points[0].results[0].prompt_tokens
                 title = f"{each.budget} of about {round(tokens or 0, -3):,} entries"
+            else:
+                texts = {entries: text for text, entries in summary.budgets.items()}
+                text = texts[int(each.budget)]
+                title = f"{text}, " * text.endswith("%") + f"{each.budget} entries"
             found.setdefault(title, {})[each.first] = each
     return found
 

@@ -1,6 +1,5 @@
 """What pages say about times and bytes, from stored benchmarks and from the cost model."""
 
-import statistics
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -154,27 +153,14 @@ def fewer_than_random(method: str, prompt: int) -> list[float]:
 
 
 def in_blocks() -> list[dict[str, Any]]:
-    """Return the rows of the run with eviction within prompts, with speeds over the full cache's.
-
-    ``times_full``: in each round, at the same memory, by CPU time.
-    """
-    ((_, rows),) = stored_file("vllm_in_blocks")["parts"].items()
-    full = {row["share"]: row["cpu_seconds"] for row in rows if row["method"] == CONTROL}
-    return [
-        row
-        | {
-            "times_full": [
-                its / mine for its, mine in zip(full[row["share"]], row["cpu_seconds"], strict=True)
-            ]
-        }
-        for row in rows
-    ]
+    """Return the rows with eviction within prompts, with speeds over the full cache's."""
+    return with_speeds(stored_file("vllm_in_blocks"), "1024")
 
 
 def times_full_in_blocks(share: float) -> list[float]:
     """Return the median speed of each of these methods, as a multiple of the full cache's."""
     rows = (row for row in in_blocks() if row["share"] == share and row["blocks"])
-    return [statistics.median(row["times_full"]) for row in rows]
+    return [row["times_full"] for row in rows]
 
 
 def at_once_in_blocks() -> int:
