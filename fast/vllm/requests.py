@@ -131,7 +131,10 @@ class Batch:
         self.newest = self._sent([own.stop - 1 for own in tokens])
         slots = common.slot_mapping[self.newest].tolist()  # the first of two waits for the device
         self.rows = [
-            (*self._written_to(*each), each[1] if requests.settings.remembers else slice(n, n + 1))
+            (
+                *self._written_to(*each),
+                each[1] if requests.settings.policy.remembers else slice(n, n + 1),
+            )
             for n, each in enumerate(zip(slots, tokens, strict=True))
         ]
         """Every request, and which of the queries are its own: the newest, or all of its tokens."""
@@ -177,9 +180,9 @@ class Batch:
         number, requests = self.all.layers[layer.layer_name], self.all
         if requests.layout is None:
             requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
-        if requests.settings.remembers or requests.settings.policy.needs.rows != "none":
+        if requests.settings.policy.remembers or requests.settings.policy.needs.rows != "none":
             query = query[: self.tokens].view(self.tokens, attention.num_heads, -1)
-            query = query if requests.settings.remembers else query[self.newest]
+            query = query if requests.settings.policy.remembers else query[self.newest]
             if self.queries is None:
                 self.queries = query.new_empty((len(requests.layers), *query.shape))
             self.queries[number] = query

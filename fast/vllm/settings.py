@@ -61,11 +61,6 @@ class Settings:
         """Whether each layer decides by itself, and has a table of blocks."""
         return not self.policy.joins_layers
 
-    @property
-    def remembers(self) -> bool:
-        """Whether a score remembers anything of the tokens between two decisions."""
-        return self.policy.remembers
-
 
 def settings_of(config: Any) -> Settings | None:
     """Return what vLLM's configuration asks of kvlab; None if nothing.

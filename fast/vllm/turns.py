@@ -84,7 +84,7 @@ class Turn:
         clock = Clock(seen, (seen - 1) % size + 1 if reads else place.tokens, place.prompt)
         decides = ended and len(self.kept) > settings.blocks and schedule.due(clock)
         observes = ended or not self.policy.on_host if reads else seen % settings.block == 0
-        remembers = settings.remembers and not schedule.ended(clock)
+        remembers = self.policy.remembers and not schedule.ended(clock)
         if decides or (observes and remembers):
             self.observe(decides)
         if decides or observes or not remembers:
@@ -142,7 +142,7 @@ class Turn:
         cannot observe tokens after the prompt together, each of these tokens.
         """
         first, seen, needs = self.request.observed, self.place.seen, self.policy.needs
-        if not self.settings.remembers:
+        if not self.policy.remembers:
             yield seen - 1, seen
         elif seen <= self.place.prompt or needs.may_wait or needs.rows != "all":
             yield first, seen
