@@ -171,5 +171,5 @@ class LazyEviction(Method):
             Recurrence(self),
             EveryDecode(self.window),  # [LazyEviction Algorithm 1, line 8]
             Edges(recent=self.window),  # [LazyEviction Eq. 5, window]
-            budget,  # [LazyEviction Eq. 5, budget]
+            budget,
         )
