@@ -14,10 +14,12 @@ from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.controls import is_significant
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import Test
-from study.stored import sorted_gains, stored_summary
+from study.stored import plain_name, sorted_gains, stored_summary
 
 PHONE = 3.75
 """Inches of a phone's page: nothing is drawn smaller there."""
+FIRST = "50%"
+"""The budget that stands first where panels stand below one another."""
 LOSS = "nats per token gained over the control"
 SOLVED = "points gained over the control"
 CHARTS = {
@@ -57,7 +59,9 @@ def draw(file: str, narrow: bool) -> Picture:
     sweeps, scale, unit = CHARTS[file]
     shown = panels(sweeps)
     names = list(dict.fromkeys(name for gains in shown.values() for name in gains))
+    labels = [*map(plain_name, names)]
     if narrow:
+        shown = dict(sorted(shown.items(), key=lambda panel: not panel[0].startswith(FIRST)))
         height = 0.4 + len(shown) * (0.4 + 0.33 * len(names))
         figure, axes = canvas(rows=len(shown), width=PHONE, height=height, sharex=True)
     else:
@@ -76,9 +80,9 @@ def draw(file: str, narrow: bool) -> Picture:
         place.set_title(title)
         place.tick_params(labelbottom=True)
         if narrow:
-            name_rows(place, names)
+            name_rows(place, labels)
         else:
-            place.set_yticks(range(len(names) - 1, -1, -1), names)
+            place.set_yticks(range(len(names) - 1, -1, -1), labels)
     figure.supxlabel(f"{unit}, 95 % intervals", fontsize=8.5)
     return finish(figure, f"{unit.capitalize()}, with 95 % intervals. Blue: significant.", "none")
 

@@ -20,8 +20,11 @@ HOST = 23
 """Microseconds in which the host launches a kernel, without graphs."""
 LEVELS = (1.05, 1.1, 1.25, 1.5, 2, 3)
 LENGTHS, TEXTS = (512, 131_072), (0.75, 512)
-ON_THE_MAP = {"v100": 600, "h100": 1100, "h200": 2600, "epyc-9654": 15_000}
-"""Devices, and where their names stand; an A100 holds as much as an H100, an H20 little more."""
+ON_THE_MAP = {
+    **{"v100": ("V100", 600), "h100": ("A100, H100", 750), "h20": ("H20", 12_000)},
+    **{"h200": ("H200", 2600), "epyc-9654": ("EPYC-9654", 15_000)},
+}
+"""Devices, their names (an A100 holds as much as an H100), and where these stand."""
 
 
 def most_gained(tokens: Any, texts: Any, shape: Shape, kept: float = KEPT) -> Any:
@@ -66,16 +69,17 @@ def drawn_map() -> Picture:
         entries = entries_for(level, shape)
         place = min(entries / 5, 6e4)
         along(axes, f"{level:g} ×", place, entries / place, INK, below=level < 2)
-    for name, place in ON_THE_MAP.items():
+    for name, (text, place) in ON_THE_MAP.items():
         entries = (Runtime().memory_share * HARDWARE[name].memory - shape.weight_bytes) / (
             shape.token_bytes
         )
         axes.plot(tokens, entries / tokens, "--", color=RED, linewidth=0.9)
-        along(axes, name.upper(), place, entries / place, RED, name == DEVICE)
+        along(axes, text, place, entries / place, RED, name in ("h100", DEVICE))
     for row in on_the_map():
         axes.plot(row["prompt"], row["batch"], "o", color=INK, markersize=5)
         share, place = percent(row["share_of_limit"]), (row["prompt"], row["batch"] * 1.2)
         axes.annotate(share, place, fontsize=8, ha="center")
+    axes.plot([], [], "o", color=INK, label="H2O on an H200: reached, of its limit")
     axes.set(xscale="log", yscale="log", xlim=LENGTHS, ylim=TEXTS)
     axes.set_xticks([2**n for n in range(9, 18, 2)], [f"{2**n:,}" for n in range(9, 18, 2)])
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
@@ -88,7 +92,7 @@ def drawn_map() -> Picture:
         "entries stays, over tokens of a text and texts at once. Dashed: the most full caches that "
         "a device holds. Dots: H2O as measured on an H200, and which share of its own limit it "
         "reaches.",
-        "none",
+        "below",
     )
 
 

@@ -1,6 +1,7 @@
 """What sweeps and other commands found: read from ``results/``, and as a table."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -94,6 +95,20 @@ def solved(found: TaskSummary, specs: Sequence[str], budgets: Collection[str] = 
         axes.set_title("" if size is None else texts[size])
     told = (f"{p.method} at {p.budget or 'its own rule'}: {x.percent(0)}" for p, x in shares)
     return finish(figure, f"Problems solved, %, with 95 % intervals: {'; '.join(told)}.")
+
+
+@cache
+def plain_name(spec: str) -> str:
+    """Return a method as its page calls it: "CAOTE applied to H2O (recent=0)"."""
+    method, _, options = spec.partition("@")
+    wrappers = {"caote": "CAOTE", "fast_caote": "FastCAOTE"}
+    pages = RESULTS.parents[1] / "methods"
+    names = [
+        wrappers.get(name)
+        or re.findall("^# (.+)", (pages / f"{name}.md").read_text("utf-8"), re.MULTILINE)[0]
+        for name in method.split(":")
+    ]
+    return " applied to ".join(names) + (options and f" ({options.replace(',', ', ')})")
 
 
 def _short(spec: str) -> str:
