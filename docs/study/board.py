@@ -8,7 +8,7 @@ from kvlab.fast.lab.board import Figures, Row
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.statistics import LEVEL, Interval, holm
 from study.gains import draw_gain
-from study.stored import RESULTS
+from study.stored import RESULTS, plain_name
 
 SORTED_AT = "30%"
 HEADINGS = (
@@ -33,8 +33,8 @@ def rows() -> list[Row]:
 
 
 def sorting(row: Row) -> Figures:
-    """Return a row's figures at `SORTED_AT`."""
-    return next(each for each in row.figures if each.budget == SORTED_AT)
+    """Return a row's figures at `SORTED_AT`, or by its own rule."""
+    return next((each for each in row.figures if each.budget == SORTED_AT), row.figures[0])
 
 
 @cache
@@ -57,9 +57,11 @@ def draw(task: str) -> Picture:
     axes.axvline(0, color=GREY, linewidth=0.8)
     for place, row in enumerate(reversed(shown)):
         found = sorting(row)
-        gains = found.gain > 0 and (task, row.method, SORTED_AT) in significant()
+        gains = found.gain > 0 and (task, row.method, found.budget) in significant()
         draw_gain(axes, place, Interval(found.gain, found.low, found.high), 100, gains)
-    axes.set_yticks(range(len(shown)), [row.method for row in reversed(shown)])
+    rules = {row.method: "" if sorting(row).entries else ", by its own rule" for row in shown}
+    names = [plain_name(row.method) + rules[row.method] for row in reversed(shown)]
+    axes.set_yticks(range(len(shown)), names)
     axes.set_xlabel(f"points gained over the control, at {SORTED_AT} of the entries")
     return finish(figure, f"What methods gain on {task}, over their matched controls")
 
@@ -79,7 +81,7 @@ def line(row: Row, found: Figures) -> str:
     share, mean = _share(found.nbytes, found), _share(found.mean_nbytes, found)
     cells = (
         row.task,
-        f"{found.budget}, {found.entries}",
+        found.budget + (f", {found.entries}" if found.entries else ""),
         f"<code>{escape(row.method)}</code>",
         f"{gain} ({low} to {high})" + mark,
         *(f"{100 * each:.1f}" for each in (found.mean, found.control)),

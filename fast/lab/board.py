@@ -36,7 +36,8 @@ class Figures:
     """A method at one budget: what follows from the units of its file."""
 
     budget: str
-    entries: int
+    """As the protocol states it; ``own rule`` of a method that takes none."""
+    entries: int | None
     units: int
     mean: float
     """Share of the units that are solved, or of the drafted tokens that the full cache accepts."""
@@ -48,7 +49,8 @@ class Figures:
     p: float
     """Two-sided; a board of several rows corrects it over all of them."""
     after_eviction: float
-    """Of the tokens behind the one that fills the budget, those that come after an eviction."""
+    """Of the tokens behind the one that fills the budget, those that come after an eviction;
+    without a budget, of all tokens."""
     tokens: float
     """Mean length of an answer."""
     full_tokens: float
@@ -123,13 +125,14 @@ def figures_of(plan: Plan, results: Sequence[Result]) -> list[Figures]:
     found = Results(plan, results).summary
     full, (_, method, control) = found.point(FULL, None), plan.sweep.methods
     figures = []
-    for budget, entries in found.budgets.items():
-        own, gain = found.point(method, budget), gain_of(found.gains, method, entries)
+    budgets = found.budgets if methods.takes_budget(method) else {"own rule": None}
+    for budget, entries in budgets.items():
+        own, gain = found.point(method, entries), gain_of(found.gains, method, entries)
         if gain is None:
-            why = own.refusal or found.point(control, budget).refusal or "nothing was evicted"
+            why = own.refusal or found.point(control, entries).refusal or "nothing was evicted"
             raise ValueError(f"{method} with a budget of {budget} is not for the board: {why}")
         lengths = [(each.prompt_tokens or 0, each.tokens or 0) for each in own.results]
-        possible = sum(tokens_after(entries, *each) for each in lengths)
+        possible = sum(tokens_after(entries or 0, *each) for each in lengths)
         figures.append(
             Figures(
                 budget=budget,

@@ -12,8 +12,10 @@ from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.run import Stored
 from support.running import invoke, printed
 
-PLAN = make_plan(board.sweep_of("jumps", ["h2o"], None, None))
-SOLVED = {"full": range(32), "h2o": range(24), "random:h2o": range(20, 32)}
+PLANS = {
+    method: make_plan(board.sweep_of("jumps", [method], None, None)) for method in ("h2o", "rpc")
+}
+SOLVED = {"full": range(32), "h2o": range(24), "rpc": range(24), "random": range(20, 32)}
 
 
 def made(job, after=100, **known):
@@ -21,23 +23,27 @@ def made(job, after=100, **known):
     own = {"job": job.id, "budget": job.budget, "prompt_tokens": 500, "tokens": 100, "nbytes": 9.0}
     own |= {name: getattr(job, name) for name in ("model", "task", "seed", "method")}
     own["after_eviction"] = 0 if job.method == "full" else after
-    solved = SOLVED[job.method]
+    solved = SOLVED[job.method.partition(":")[0]]
     return [Result(problem=n, solved=n in solved, **own | known) for n in range(job.count)]
 
 
-def row(after=100):
-    results = [unit for job in PLAN.jobs() for unit in made(job, after)]
-    return board.row_of(Stored(PLAN, results, Path(), {"command": "kvlab"}), "jumps", "h2o")
+def row(after=100, method="h2o"):
+    results = [unit for job in PLANS[method].jobs() for unit in made(job, after)]
+    stored = Stored(PLANS[method], results, Path(), {"command": "kvlab"})
+    return board.row_of(stored, "jumps", method)
 
 
 def test_figures_by_hand(tmp_path):
-    """Of 32 programs H2O alone solves 20, its control alone 8: (20 − 8)/32 more."""
+    """Of 32 programs H2O alone solves 20, its control alone 8: (20 − 8)/32 more. RPC, which has no
+    budget, has one line."""
     found = row()
     assert [each.budget for each in found.figures] == board.PROTOCOL["sweep"]["budgets"]
     for each in found.figures:
         assert (each.units, each.mean, each.control, each.gain) == (32, 24 / 32, 12 / 32, 12 / 32)
         assert each.p == mcnemar(20, 8) and each.low < each.gain < each.high
         assert (each.after_eviction, each.tokens, each.full_tokens, each.nbytes) == (1, 100, 100, 9)
+    (own,) = row(method="rpc").figures
+    assert (own.budget, own.gain, own.after_eviction) == ("own rule", 12 / 32, 1)
     again = board.read(board.write(found, tmp_path))
     assert again == found and not [*board.faults(again)]
 
@@ -52,9 +58,7 @@ FAULTS = {
     ),
     "protocol 0, where today's is 1": lambda x: replace(x, protocol=0),
     "a sweep that is not the protocol's": lambda x: with_sweep(x, problems=31),
-    "h2o without its matched control, random:h2o": (
-        lambda x: with_sweep(x, methods=("full", "h2o", "random"))
-    ),
+    "its matched control, random:h2o": lambda x: with_sweep(x, methods=("full", "h2o", "random")),
     "without results of random:h2o": lambda x: replace(x, results=x.results[:-32]),
     "only 80 % of the tokens come after an eviction": lambda x: row(after=80),
     "nothing was evicted": lambda x: replace(x, results=row_without_evictions(x)),

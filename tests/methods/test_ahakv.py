@@ -61,15 +61,19 @@ def test_accumulation_leans_to_the_first_tokens_and_recent_accumulation_does_not
         np.testing.assert_allclose(recent, harmonic[n] - harmonic[n - r], atol=FLOAT64)
 
 
-def test_every_row_counts_where_all_are_summed_by_hand():
-    """k = 2. Rows (1), (1, 3)/4 without gain, (1, 1, 4)/6 and (1, ·, 2, 1)/4 sharpened; the newest
-    entry is protected. S = 1 + 1/4 + 1/6, 3/4 + 1/6, 4/6: 1 is evicted. Then S = 5/3, 7/6, 1/4."""
-    rows = [[1], [1, 3], [1, 1, 4], [1, 1, 2, 1]]
-    queries, keys, values = paying(rows)
+def run_sharpened(**how):
+    """Run AhaKV with k = 2, which sums all rows; the newest entry is protected."""
+    queries, keys, values = paying([[1], [1, 3], [1, 1, 4], [1, 1, 2, 1]])
     for i in (2, 3):
         queries[:, :, i] /= np.sqrt(2 * np.log((i + 1) / 2))
     policy = methods.get("ahakv@accumulation=all,recent=1,value_prior=none", 2)
-    *_, first, second = run(policy, queries, keys, values, prompt=2)
+    return run(policy, queries, keys, values, **how)
+
+
+def test_every_row_counts_where_all_are_summed_by_hand():
+    """k = 2. Rows (1), (1, 3)/4 without gain, (1, 1, 4)/6 and (1, ·, 2, 1)/4 sharpened; the newest
+    entry is protected. S = 1 + 1/4 + 1/6, 3/4 + 1/6, 4/6: 1 is evicted. Then S = 5/3, 7/6, 1/4."""
+    *_, first, second = run_sharpened(prompt=2)
     np.testing.assert_allclose(first.decision.scores, [[17 / 12, 11 / 12, 4 / 6]], atol=FLOAT64)
     assert second.seen.positions.tolist() == [[0, 2, 3]]
     np.testing.assert_allclose(second.decision.scores, [[5 / 3, 7 / 6, 1 / 4]], atol=FLOAT64)
@@ -78,11 +82,7 @@ def test_every_row_counts_where_all_are_summed_by_hand():
 def test_rows_of_several_blocks_of_the_prompt_are_summed_by_hand():
     """The same rows, now all of the prompt, in two blocks: the last sees four entries and pays
     (1, 1, 2, 1)/5. S = 1 + 1/4 + 1/6 + 1/5, 3/4 + 1/6 + 1/5, 4/6 + 2/5; the newest is protected."""
-    queries, keys, values = paying([[1], [1, 3], [1, 1, 4], [1, 1, 2, 1]])
-    for i in (2, 3):
-        queries[:, :, i] /= np.sqrt(2 * np.log((i + 1) / 2))
-    policy = methods.get("ahakv@accumulation=all,recent=1,value_prior=none", 2)
-    *_, last = run(policy, queries, keys, values, prompt=4, block=2)
+    *_, last = run_sharpened(prompt=4, block=2)
     expected = [97 / 60, 67 / 60, 16 / 15, 1 / 5]
     np.testing.assert_allclose(last.decision.scores, [expected], atol=FLOAT64)
 
