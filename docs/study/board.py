@@ -11,6 +11,8 @@ from study.gains import draw_gain
 from study.stored import RESULTS, plain_name
 
 SORTED_AT = "30%"
+DOTS = {SORTED_AT: "o", "50%": "s"}
+"""Budgets in the picture, and their marks."""
 HEADINGS = (
     "task",
     "budget",
@@ -29,7 +31,12 @@ def rows() -> list[Row]:
     """Return the rows of the board, task by task, first what gains most at `SORTED_AT`."""
     found = [board.read(path) for path in sorted((RESULTS / "board").glob("*.json"))]
     order = [*board.TASKS]
-    return sorted(found, key=lambda row: (order.index(row.task), -sorting(row).gain))
+    return sorted(found, key=lambda row: (order.index(row.task), *_most_first(row)))
+
+
+def _most_first(row: Row) -> tuple[float, float]:
+    """Return what sorts rows of a task: the gain at `SORTED_AT`, then that at all budgets."""
+    return -sorting(row).gain, -sum(each.gain for each in row.figures)
 
 
 def sorting(row: Row) -> Figures:
@@ -51,19 +58,21 @@ def significant() -> set[tuple[str, str, str]]:
 
 
 def draw(task: str) -> Picture:
-    """Draw what the methods on a task gain over their controls at `SORTED_AT`."""
+    """Draw what the methods on a task gain over their controls at the budgets of `DOTS`."""
     shown = [row for row in rows() if row.task == task]
-    figure, (axes,) = canvas(width=5.2, height=0.8 + 0.26 * len(shown))
+    figure, (axes,) = canvas(width=6, height=1.1 + 0.3 * len(shown))
     axes.axvline(0, color=GREY, linewidth=0.8)
     for place, row in enumerate(reversed(shown)):
-        found = sorting(row)
-        gains = found.gain > 0 and (task, row.method, found.budget) in significant()
-        draw_gain(axes, place, Interval(found.gain, found.low, found.high), 100, gains)
-    rules = {row.method: "" if sorting(row).entries else ", by its own rule" for row in shown}
-    names = [plain_name(row.method) + rules[row.method] for row in reversed(shown)]
-    axes.set_yticks(range(len(shown)), names)
-    axes.set_xlabel(f"points gained over the control, at {SORTED_AT} of the entries")
-    return finish(figure, f"What methods gain on {task}, over their matched controls")
+        for each in row.figures:
+            if dot := DOTS.get(each.budget, "D" if each.entries is None else ""):
+                gains = each.gain > 0 and (task, row.method, each.budget) in significant()
+                found, height = Interval(each.gain, each.low, each.high), dot == "o" and 0.2
+                draw_gain(axes, place + height, found, 100, gains, dot)
+    for label, dot in (DOTS | {"own rule": "D"}).items():
+        axes.plot([], [], dot, color="tab:blue", markersize=5, label=label)
+    axes.set_yticks(range(len(shown)), [plain_name(row.method) for row in reversed(shown)])
+    axes.set_xlabel("points gained over the control")
+    return finish(figure, f"What methods gain on {task}, over their matched controls", "below")
 
 
 def table() -> str:

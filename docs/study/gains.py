@@ -87,9 +87,11 @@ def draw(file: str, narrow: bool) -> Picture:
     return finish(figure, f"{unit.capitalize()}, with 95 % intervals. Blue: significant.", "none")
 
 
-def draw_gain(axes: Any, row: int, found: Interval, scale: float, significant: bool) -> None:
+def draw_gain(
+    axes: Any, row: float, found: Interval, scale: float, significant: bool, dot: str = "o"
+) -> None:
     """Draw a gain with its interval in a row: blue and with a dot if it is significant."""
-    colour, marker = ("tab:blue", "o") if significant else (GREY, "|")
+    colour, marker = ("tab:blue", dot) if significant else (GREY, "|")
     ends = sorted((scale * found.low, scale * found.high))
     axes.plot(ends, [row, row], "-", color=colour, linewidth=1.5)
     axes.plot(scale * found.mean, row, marker, color=colour, markersize=5)
