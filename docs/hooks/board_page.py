@@ -24,8 +24,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 def written() -> str:
     """Write the pictures of all tasks, the filter and the table."""
-    pictures = [shown(board.draw(task)) for task in board.tasks()]
-    return "\n\n".join([*pictures, form(), board.table(), SCRIPT])
+    pictures = [
+        f'<div class="kvlab-task" data-task="{task}">\n{shown(board.draw(task))}\n</div>'
+        for task in board.tasks()
+    ]
+    return "\n\n".join([form(), *pictures, board.table(), SCRIPT])
 
 
 def form() -> str:
@@ -46,16 +49,20 @@ def form() -> str:
 SCRIPT = """<script>
 (() => {
   const form = document.getElementById("kvlab-filter");
-  const lines = document.querySelectorAll("#kvlab-board tbody tr");
-  form.hidden = false;
-  form.addEventListener("input", () => {
+  const parts = document.querySelectorAll("#kvlab-board tbody tr, .kvlab-task");
+  const filter = () => {
     const { task, budget, bytes } = Object.fromEntries(new FormData(form));
-    for (const { dataset, style } of lines) {
-      const fits = (!task || task === dataset.task) && (!budget || budget === dataset.budget)
-        && !(Number(dataset.bytes) > Number(bytes || 100));
-      style.display = fits ? "" : "none";
+    for (const { dataset, style } of parts) {
+      const fits = [undefined, "own rule", budget].includes(dataset.budget) || !budget;
+      style.display = fits && (!task || task === dataset.task)
+        && !(Number(dataset.bytes) > Number(bytes || 100)) ? "" : "none";
     }
-  });
+  };
+  form.hidden = false;
+  form.elements.task.selectedIndex = 1;
+  form.elements.budget.value = "30%";
+  form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => event.preventDefault());
+  filter();
 })();
 </script>"""

@@ -5,7 +5,7 @@ from html import escape
 
 from kvlab.fast.lab import board
 from kvlab.fast.lab.board import Figures, Row
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
+from kvlab.fast.lab.drawing import GREY, NARROW, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.statistics import LEVEL, Interval, holm
 from study.gains import draw_gain
 from study.stored import RESULTS, plain_name
@@ -60,17 +60,18 @@ def significant() -> set[tuple[str, str, str]]:
 def draw(task: str) -> Picture:
     """Draw what the methods on a task gain over their controls at the budgets of `DOTS`."""
     shown = [row for row in rows() if row.task == task]
-    figure, (axes,) = canvas(width=6, height=1.1 + 0.3 * len(shown))
-    axes.axvline(0, color=GREY, linewidth=0.8)
+    figure, (axes,) = canvas(width=NARROW, height=1.2 + 0.37 * len(shown))
+    rows_of = range(len(shown))
+    axes.vlines([0] * len(shown), [x - 0.3 for x in rows_of], [x + 0.1 for x in rows_of], GREY)
     for place, row in enumerate(reversed(shown)):
         for each in row.figures:
             if dot := DOTS.get(each.budget, "D" if each.entries is None else ""):
                 gains = each.gain > 0 and (task, row.method, each.budget) in significant()
-                found, height = Interval(each.gain, each.low, each.high), dot == "o" and 0.2
+                found, height = Interval(each.gain, each.low, each.high), -0.2 * (dot != "o")
                 draw_gain(axes, place + height, found, 100, gains, dot)
     for label, dot in (DOTS | {"own rule": "D"}).items():
         axes.plot([], [], dot, color="tab:blue", markersize=5, label=label)
-    axes.set_yticks(range(len(shown)), [plain_name(row.method) for row in reversed(shown)])
+    name_rows(axes, [plain_name(row.method) for row in shown])
     axes.set_xlabel("points gained over the control")
     return finish(figure, f"What methods gain on {task}, over their matched controls", "below")
 
