@@ -39,6 +39,6 @@ def main() -> None:
     except (ValueError, TypeError, OSError) as error:
         refuse(str(error))
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        if not (extra := EXTRAS.get(error.name or "")):
             raise
-        refuse(f"this command needs {error.name}: pip install 'kvlab[{EXTRAS[error.name]}]'")
+        refuse(f"this command needs {error.name}: pip install 'kvlab[{extra}]', or make .venv/dev")

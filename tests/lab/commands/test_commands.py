@@ -197,8 +197,8 @@ main()
 """
     done = python("-c", code)
     assert done.returncode == 2
-    expected = f"kvlab: this command needs {missing}: pip install 'kvlab[fast]'"
-    assert [line for line in done.stderr.splitlines() if line.strip()] == [expected]
+    expected = f"kvlab: this command needs {missing}: pip install 'kvlab[fast]', or make"
+    assert " ".join(done.stderr.split()) == f"{expected} .venv/dev"
     assert done.stdout == ""
 
 
