@@ -1,5 +1,6 @@
 """The board's page: its rows as a table that can be filtered, and gains at 30 % as a picture."""
 
+import math
 from functools import cache
 from html import escape
 
@@ -7,6 +8,9 @@ from kvlab.fast.lab import board
 from kvlab.fast.lab.board import Figures, Row
 from kvlab.fast.lab.drawing import GREY, NARROW, Picture, canvas, finish, name_rows
 from kvlab.fast.lab.evaluate.statistics import LEVEL, Interval, holm
+from kvlab.fast.lab.points import LARGE
+from kvlab.reference import methods
+from kvlab.reference.precisions import Full
 from study.gains import draw_gain
 from study.stored import RESULTS, plain_name
 
@@ -97,13 +101,38 @@ def line(row: Row, found: Figures) -> str:
         *(f"{100 * each:.1f}" for each in (found.mean, found.control)),
         f"{100 * min(1.0, found.after_eviction):.0f} %",
         f"{found.tokens:.0f}, {found.full_tokens:.0f}",
-        "–" if share is None or mean is None else f"{share:.0f} %, {mean:.0f} %",
+        "–"
+        if share is None or mean is None
+        else f"{share:.0f} %, {mean:.0f} %{beside(row, found)}",
     )
     inside = "".join(f"<td>{each}</td>" for each in cells)
     known = "" if share is None else f"{share:.1f}"
     data = {"task": row.task, "budget": found.budget, "bytes": known}
     read = " ".join(f'data-{name}="{value}"' for name, value in data.items())
     return f"<tr {read}>{inside}</tr>"
+
+
+def beside(row: Row, found: Figures) -> str:
+    """Say what solves most without codes in as many bytes (2 % more at most), beside codes."""
+    if not _codes(row.method):
+        return ""
+    others = [
+        (each.mean, other.method, each.budget)
+        for other in rows()
+        for each in other.figures
+        if other.task == row.task and not _codes(other.method)
+        if (each.nbytes or math.inf) <= 1.02 * (found.nbytes or 0)
+    ]
+    if not others:
+        return "; without codes: no row"
+    mean, method, budget = max(others)
+    return f"; without codes {100 * mean:.1f}, <code>{escape(method)}</code> at {budget}"
+
+
+@cache
+def _codes(spec: str) -> bool:
+    policy = methods.get(spec, LARGE if methods.takes_budget(spec) else None)
+    return not isinstance(policy.precision, Full)
 
 
 def _share(nbytes: float | None, found: Figures) -> float | None:
