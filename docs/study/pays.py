@@ -21,7 +21,7 @@ HOST = 23
 LEVELS = (1.05, 1.1, 1.25, 1.5, 2, 3)
 LENGTHS, TEXTS = (512, 131_072), (0.75, 512)
 ON_THE_MAP = {
-    **{"v100": ("V100", 600), "h100": ("A100, H100", 750), "h20": ("H20", 12_000)},
+    **{"v100": ("V100", 600), "h100": ("A100, H100", 1000), "h20": ("H20", 12_000)},
     **{"h200": ("H200", 2600), "epyc-9654": ("EPYC-9654", 15_000)},
 }
 """Devices, their names (an A100 holds as much as an H100), and where these stand."""
@@ -74,17 +74,17 @@ def drawn_map() -> Picture:
             shape.token_bytes
         )
         axes.plot(tokens, entries / tokens, "--", color=RED, linewidth=0.9)
-        along(axes, text, place, entries / place, RED, name in ("h100", DEVICE))
+        along(axes, text, place, entries / place, INK, name in ("h100", DEVICE))
     for row in on_the_map():
         axes.plot(row["prompt"], row["batch"], "o", color=INK, markersize=5)
         share, place = percent(row["share_of_limit"]), (row["prompt"], row["batch"] * 1.2)
         axes.annotate(share, place, fontsize=8, ha="center")
-    axes.plot([], [], "o", color=INK, label="H2O on an H200: reached, of its limit")
+    axes.plot([], [], "o", color=INK, label="H2O on an H200: share of its limit, no speed-up")
     axes.set(xscale="log", yscale="log", xlim=LENGTHS, ylim=TEXTS)
     axes.set_xticks([2**n for n in range(9, 18, 2)], [f"{2**n:,}" for n in range(9, 18, 2)])
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
     axes.minorticks_off()
-    axes.set_title("Llama-3.1-8B, a quarter of the entries stays:\nat most so many times as fast")
+    axes.set_title("Llama-3.1-8B, a quarter of the entries stays:\nupper limit of the speed-up")
     axes.set(xlabel="tokens of a text", ylabel="batch (texts at once)")
     return finish(
         figure,

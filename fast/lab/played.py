@@ -1,6 +1,5 @@
 """A program that a model runs under several methods: what they evicted, and what it then wrote."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,8 +17,8 @@ LAST = 2
 def side_by_side(runs: Sequence[Run], styled: bool) -> Group:
     """Draw runs beside each other until the first answer turns wrong, and say why it does.
 
-    What at least half of the heads have evicted by then is struck out, or, where nothing can be
-    ``styled``, between tildes.
+    What at least half of the heads have evicted by then is struck out; where nothing can be
+    ``styled``, what was needed and lost stands between tildes.
     """
     failed = [run for run in runs if run.failure]
     end = min((run.failure["position"] for run in failed if run.failure), default=0)
@@ -43,7 +42,7 @@ def _lines(run: Run, end: int, styled: bool) -> Iterator[Text]:
         text, lost = text.strip(), position in failure["lost"]
         if position == end:
             lines[-1].append(f"{text} {last[0]}", last[1])
-        elif text and (lost or gone[position]):
+        elif text and (lost or (styled and gone[position])):
             struck = "bold red strike" if lost else "dim strike"
             lines[-1].append(text if styled else f"~{text}~", struck)
         else:
@@ -51,7 +50,7 @@ def _lines(run: Run, end: int, styled: bool) -> Iterator[Text]:
     hidden = slice(program, max(program, len(lines) - LAST))
     lines[hidden] = [Text("…")] * bool(lines[hidden])
     yield Text(run.method, "bold")
-    yield from lines if styled else (Text(re.sub("~( ?)~", r"\1", each.plain)) for each in lines)
+    yield from lines
     yield Text()
 
 

@@ -1,11 +1,14 @@
 """The registry: method names, and the syntax in which compositions are written.
 
-``name``, ``wrapper:name``, ``name@option=value,option=value``: ``"lazy_eviction"``,
-``"caote:snapkv"``, ``"h2o@every=25"``, ``"caote:h2o@every=25,recent=8"``. Options of a wrapped
-method are written behind the same ``@``. An option is a field of the method's dataclass, or one of
-`OF_EVERY_METHOD`, which fit every method: ``"tova@recent=16"``, ``"caote:h2o@pin_prompt=true"``.
+| form | example | meaning |
+|---|---|---|
+| ``name`` | ``lazy_eviction`` | the method with its own options |
+| ``name@option=value,…`` | ``h2o@every=25,recent=8`` | with other options |
+| ``wrapper:name`` | ``caote:snapkv@window=16`` | a method that is applied to another |
+| ``library:name`` | ``kvpress:ExpectedAttentionPress`` | a method of another library |
 
-``library:name`` is a method of another library, such as ``"kvpress:ExpectedAttentionPress"``.
+Options of a wrapped method are written behind the same ``@``. An option is a field of the method's
+dataclass, or one of `OF_EVERY_METHOD`, such as ``pin_prompt=true``.
 
 A method is found by itself: the registry looks through the modules of this package, and through
 the modules and Python files that the environment variable ``KVLAB_METHODS`` names, separated as in
@@ -259,7 +262,7 @@ def parse(spec: str, **options: Any) -> Method:
 
 @dataclass(frozen=True)
 class Spec:
-    """A specification, parsed."""
+    """A specification such as ``caote:h2o@recent=8``, in its parts."""
 
     text: str
     method: Method

@@ -51,7 +51,7 @@ def test_a_program_shows_what_was_lost_and_where_the_answer_turns_wrong():
     drawn = side_by_side(found.timeline.runs, styled=False)
     *lines, _, why = (line.rstrip() for line in shown(drawn, 120).splitlines())
     assert " ".join(lines[-1].split()) == "L7 e (7) + g ✗ L7 e (7) + c ✓"
-    assert "~L7~ e = e + ~c, then~ go" in lines[10]
+    assert "L7 e = e + ~c~, then go" in lines[10]
     said = "writes g, which is wrong. The full cache writes c"
     assert said in why and shown(drawn, 120).endswith("attends to “c” in line L7.\n")
     narrow = shown(side_by_side(found.timeline.runs, styled=True), 60).splitlines()

@@ -121,10 +121,9 @@ def compare(
             print_line(
                 f"{each['method']} is wrong after {given!r}: wanted {wanted!r}, got {text!r}"
             )
-        last = told_at_the_end(summary.gains, model, own)
-        written = "\n".join(filter(None, [written, last]))
-    rows_found = summary.plain() if json else {}
-    data = {"settings": asdict(plan.sweep), **rows_found, "wrong_answers": wrong}
+        written = "\n".join(filter(None, [written, told_at_the_end(summary.gains, model, own)]))
+    data = {"settings": asdict(plan.sweep), "wrong_answers": wrong}
+    data |= summary.plain() if json else {}
     data |= {"seconds": seconds, "provenance": plan.provenance}
     finish(data, summary.points, json, rows.legend, written)
 
@@ -143,9 +142,11 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
         entries = subject.budgets[sweep.budgets[0]]
         found = viewing.record_methods(source, specs, entries, most_values=1)
     runs, styled = found.timeline.runs, console.color_system is not None
-    struck = "Struck out" if styled else "Between tildes (~)"
-    print_line(f"The model runs this program, and may keep {entries} of {problem.tokens} tokens.")
-    print_line(f"{struck}: evicted by half of the heads, or needed and lost. …: lines left out.\n")
+    struck = "Struck out: evicted by half of the heads, or" if styled else "Between tildes:"
+    for name in dict.fromkeys(":".join(each.partition("@")[0] for each in specs).split(":")):
+        print_line(f"{name}: {(registry.lookup(name).__doc__ or '').splitlines()[0]}")
+    print_line(f"\nThe model runs this program, and may keep {entries} of {problem.tokens} tokens.")
+    print_line(f"L<c>: the line that c names. {struck} needed and lost. …: lines left out.\n")
     print_texts([played.side_by_side(runs, styled), ""])
 
 

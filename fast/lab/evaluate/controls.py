@@ -136,5 +136,5 @@ def seen(gains: Sequence[Test]) -> str:
     verb, of = ("loses", "per token") if losses else ("solves", "of the problems")
     return (
         f"What this shows:{at} {most.first} {verb} {own} {of}, and random "
-        f"eviction under the same protection {control}: its score knows what is needed."
+        f"eviction under the same protection {control}: the difference is what its score adds."
     )

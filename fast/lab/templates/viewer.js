@@ -229,7 +229,7 @@ class Pane {
     this.line = element("div", "now");
     this.chart.append(this.canvas, this.line);
     const axis = element("p", "axis");
-    axis.append(element("span", "", "first token, first step ↓"), element("span", "", "last token →"));
+    axis.append(element("span", "", "All tokens (→) at every step (↓): coloured is kept; the line is now"), element("span", "", "last token →"));
     this.text = element("div", "text");
     this.text.id = `${name}-text`;
     this.text.tabIndex = 0;
@@ -245,7 +245,7 @@ class Pane {
   }
 
   listen() {
-    this.choice.addEventListener("change", () => { this.select(); show(); });
+    this.choice.addEventListener("change", () => { this.select(); legend(); show(); });
     this.chart.addEventListener("click", (event) => {
       const box = this.chart.getBoundingClientRect();
       go(Math.floor((event.clientY - box.top) / box.height * this.run.steps.length));
@@ -329,7 +329,7 @@ class Pane {
     clearTimeout(this.rest);
     this.rest = setTimeout(() => this.draw(0, this.spans.length), REST);
     const seen = run.steps[this.step];
-    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head · ${number(found.bits)} bit per element of the full cache`
+    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
       + (found.left ? ` · ${number(found.left)} evicted now` : run.decisions[this.step] ? " · decided, evicted nothing" : "");
     this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
     this.tell();
@@ -382,7 +382,7 @@ class Pane {
 
   tell() {
     if (!this.run || this.chosen < 0) {
-      if (this.known.childElementCount !== 1) this.known.replaceChildren(element("dt", "", "Point at a token."));
+      if (this.known.childElementCount !== 1) this.known.replaceChildren(element("dt", "", "Point at or tap a token: what is known of it stands here."));
       return;
     }
     const facts = tellAbout(this.run, heads(this.run), this.chosen, this.step);
@@ -537,11 +537,12 @@ function fill(select, count, label) {
 }
 
 function legend() {
-  const entries = [...HUES.entries()].filter(([each]) => runs.some((run) =>
+  const drawn = panes.flatMap((pane) => pane.run ?? []);
+  const entries = [...HUES.entries()].filter(([each]) => drawn.some((run) =>
     run.states.some(([keys], index) => index !== GONE && keys && hue(run.bits[index]) === each)));
   const parts = entries.map(([each, words]) => [`t h${each} l8`, `kept at ${each ? "about " : ""}${words}`]);
-  parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"], ["t h0 l3 n", "by some heads"]);
-  if (runs.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "lost, and needed for it"]);
+  parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"], ["t h0 l3 n", "evicted at this step by some heads"]);
+  if (drawn.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "lost, and needed for it"]);
   find("legend").replaceChildren(...parts.map(([name, words]) => element("span", name, words)));
 }
 
@@ -552,7 +553,7 @@ function theme() {
 
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
-find("about").textContent = `You see what the model ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
+find("about").textContent = `You see what a model (${timeline.model}) ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
   + "evicts tokens from its KV cache: coloured tokens are still there, struck-out ones are gone. Press Play or pull the slider to move "
   + "through the steps, choose other methods above the columns, and point at a token to see what is known of it."
   + (runs.some((run) => run.failure) ? " The page opens where an answer turns wrong." : "");
@@ -561,11 +562,11 @@ if (lastStep < 30) find("speed").value = "2";
 fill(find("layer"), runs[0].layers.length, (index) => runs[0].layers[index]);
 fill(find("head"), runs[0].kv_heads, (index) => index);
 find("step").max = lastStep;
-legend();
 
 const pick = (name, otherwise) => (asked.has(name) && Number(asked.get(name)) < runs.length ? Number(asked.get(name)) : otherwise);
 const panes = [new Pane("left", pick("left", 0)), new Pane("right", pick("right", runs.length > 1 ? 1 : ""), true)];
 find("panes").append(...panes.map((pane) => pane.root));
+legend();
 
 find("step").addEventListener("input", () => go(Number(find("step").value)));
 find("play").addEventListener("click", () => play(playing === null));
@@ -590,3 +591,4 @@ addEventListener("message", (event) => { // from the page around a frame
 const failing = panes.map((pane) => pane.failing).filter((step) => step !== undefined);
 goTo(asked.has("step") ? Number(asked.get("step")) || 0 : failing.length ? Math.min(...failing) : 0);
 if (asked.has("token")) choose(Number(asked.get("token")) || 0);
+else for (const pane of panes) if (pane.run?.failure?.lost.length) pane.reveal(pane.run.failure.lost[0]);
