@@ -23,7 +23,7 @@ const PROGRAM = "\n g6 b5 c1 f5 d0 h9 L9 c . + b . = . . L3 c . + b . = . . L1 d
 const BUDGET = 189; // 70 % of 270 entries
 const WIDTH = 780, LINE = 23, LETTER = 7.85, COLUMNS = [24, 440], TOP = 92;
 const BEFORE = 18; // tokens that are written before the cache is full
-const PACE = 0.2, STILL = 4.5; // seconds of a token, and of what stands still
+const PACE = 0.1, STILL = 4.5; // seconds of a token, and of what stands still
 
 const json = (name) => JSON.parse(readFileSync(new URL(name, MODEL), "utf8"));
 const tokenizer = new Tokenizer(json("tokenizer.json"));
