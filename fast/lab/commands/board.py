@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from typer import Exit, Typer
 
 from kvlab.fast.lab.commands.options import add_commands, check_output, read_methods, say, words
-from kvlab.fast.lab.terminal import errors, print_json, print_line, reporting, results_only
+from kvlab.fast.lab.terminal import errors, print_line, reporting, results_only
 from kvlab.reference import methods as registry
-from kvlab.reference.checks import check_at_least, check_between
+from kvlab.reference.checks import check_between
 
 if TYPE_CHECKING:
     from kvlab.fast.lab.sweep.run import Stored
@@ -41,47 +41,44 @@ def run(
         with results_only(), reporting() as told:
             ran = running.run_sweep(make_plan(sweep), folder, engine, told)
         say(f"failed: {job.label}: {why.reason}" for job, why in ran.failures)
-        failed |= bool(ran.failures)
         stored = running.read_stored(folder)
-        for each in asked:
-            print_line(_written(stored, task, each, out))
+        made = [_written(stored, task, each, out) for each in asked]
+        failed |= bool(ran.failures) or not any(made)
     if failed:
         raise Exit(1)
 
 
-def _written(stored: "Stored", task: str, method: str, out: Path) -> str:
-    """Write a method's row, and say where; or why it has none."""
+def _written(stored: "Stored", task: str, method: str, out: Path) -> bool:
+    """Write a method's row, and say where, and what it found; or why it has none."""
     from kvlab.fast.lab import board
 
     try:
         row = board.row_of(stored, task, method)
         why = "; ".join(board.faults(row))
     except ValueError as error:
-        return f"no row: {error}"
-    return f"no row: {why}" if why else f"row: {board.write(row, out)}"
+        row, why = None, str(error)
+    if row is None or why:
+        print_line(f"no row of {method}: {why}")
+        return False
+    print_line("\n".join([f"row: {board.write(row, out)}", *map(str, row.figures)]))
+    return True
 
 
-def check(file: Path, share: float = 0.1, seed: int = 0, json: bool = False) -> None:
+def check(file: Path, share: float = 0.1) -> None:
     """Derive a row's figures again, do a drawn share of its jobs again, and say what differs."""
     from kvlab.fast.lab import board
 
     check_between(0, 1, share=share)
-    check_at_least(0, seed=seed)
     row = board.read(file)
     if row.digest != board.digest(row.method):
         say([f"{row.method}'s source is not the one that the row was measured with"])
-    found = list(board.faults(row))
-    if not found:
-        with results_only(), reporting() as told:
-            found = list(board.do_again(row, share, seed, told))
-    if json:
-        print_json({"row": str(file), "faults": found})
-    elif not found:
-        print_line(f"{file}: its figures follow from its results, and what was done again agrees")
-    else:
-        errors.print("\n".join(found), style="red", markup=False)
+    with results_only(), reporting() as told:
+        found = list(board.faults(row)) or list(board.do_again(row, share, told))
     if found:
+        errors.print("\n".join(found), style="red", markup=False)
         raise Exit(1)
+    agrees = f"these figures follow from its results; {share:.0%} of its jobs, done again, agree"
+    print_line("\n".join([*map(str, row.figures), f"{file}: {agrees}"]))
 
 
 add_commands(app, "board", run=run, check=check)

@@ -143,8 +143,9 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
         found = viewing.record_methods(source, specs, entries, most_values=1)
     runs, styled = found.timeline.runs, console.color_system is not None
     struck = "Struck out: evicted by half of the heads, or" if styled else "Between tildes:"
-    for name in dict.fromkeys(":".join(each.partition("@")[0] for each in specs).split(":")):
-        print_line(f"{name}: {(registry.lookup(name).__doc__ or '').splitlines()[0]}")
+    for name in dict.fromkeys(":".join(specs).split(":")):
+        said = registry.lookup(name.partition("@")[0]).__doc__ or ""
+        print_line(f"{name}: {said.splitlines()[0]}")
     print_line(f"\nThe model runs this program, and may keep {entries} of {problem.tokens} tokens.")
     print_line(f"L<c>: the line that c names. {struck} needed and lost. …: lines left out.\n")
     print_texts([played.side_by_side(runs, styled), ""])

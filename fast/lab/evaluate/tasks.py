@@ -268,6 +268,11 @@ class Own(Task):
             for number, each in enumerate(self.problems(count, seed))
         ]
 
+    def graded(self, problem: OwnProblem, tokens: Sequence[int], decode: Any) -> Sequence[int]:
+        """Return the tokens that decide: where the first line is compared, those up to its end."""
+        ends = (n for n in range(1, len(tokens)) if "\n" in decode(tokens[:n]).lstrip())
+        return tokens[: next(ends, None)] if problem.compare == "exact" else tokens
+
     def grade(self, problem: OwnProblem, text: str) -> Outcome:
         right = COMPARED[problem.compare](problem.solution, text)
         return Outcome(right, right)

@@ -215,6 +215,8 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
     for question, (tokens, first) in zip(questions, written, strict=True):
         text = backend.decode(tokens)
         outcome = task.grade(question.problem, text)
+        if isinstance(task, Own):
+            tokens = task.graded(question.problem, tokens, backend.decode)
         known = outcome.solved or not job.to_first_error
         found.append(
             {
