@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import INK, NARROW, RED, Picture, canvas, finish
-from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Shape
@@ -75,11 +75,7 @@ def drawn_map() -> Picture:
         )
         axes.plot(tokens, entries / tokens, "--", color=RED, linewidth=0.9)
         along(axes, text, place, entries / place, INK, name in ("h100", DEVICE))
-    for row in on_the_map():
-        axes.plot(row["prompt"], row["batch"], "o", color=INK, markersize=5)
-        share, place = percent(row["share_of_limit"]), (row["prompt"], row["batch"] * 1.2)
-        axes.annotate(share, place, fontsize=8, ha="center")
-    axes.plot([], [], "o", color=INK, label="H2O on an H200: share of its limit, no speed-up")
+    axes.plot([], [], "--", color=RED, label="above: full caches do not fit on this device")
     axes.set(xscale="log", yscale="log", xlim=LENGTHS, ylim=TEXTS)
     axes.set_xticks([2**n for n in range(9, 18, 2)], [f"{2**n:,}" for n in range(9, 18, 2)])
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
@@ -90,8 +86,7 @@ def drawn_map() -> Picture:
         figure,
         "How many times as fast a token of Llama-3.1-8B becomes at most if a quarter of the "
         "entries stays, over tokens of a text and texts at once. Dashed: the most full caches that "
-        "a device holds. Dots: H2O as measured on an H200, and which share of its own limit it "
-        "reaches.",
+        "a device holds.",
         "below",
     )
 

@@ -261,7 +261,7 @@ def finish(
     else:
         print_caption(*legend)
         if written:
-            print_line(written)
+            print_texts([written])
     if any(row.failed for row in rows):
         raise typer.Exit(1)
 

@@ -145,10 +145,10 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
     struck = "Struck out: evicted by half of the heads, or" if styled else "Between tildes:"
     for name in dict.fromkeys(":".join(specs).split(":")):
         said = registry.lookup(name.partition("@")[0]).__doc__ or ""
-        print_line(f"{name}: {said.splitlines()[0]}")
-    print_line(f"\nThe model runs this program, and may keep {entries} of {problem.tokens} tokens.")
-    print_line(f"L<c>: the line that c names. {struck} needed and lost. …: lines left out.\n")
-    print_texts([played.side_by_side(runs, styled), ""])
+        print_texts([f"{name}: {said.splitlines()[0]}"])
+    told = f"The model runs this program, and may keep {entries} of {problem.tokens} tokens. "
+    told += f"L<c>: the line whose number c holds. {struck} needed and lost. …: lines left out."
+    print_texts(["", told, "", played.side_by_side(runs, styled), ""])
 
 
 def print_found(bars: Bars, name: str, tables: Sequence[Table], table: bool) -> None:

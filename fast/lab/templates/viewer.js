@@ -304,7 +304,10 @@ class Pane {
   tellFailure() {
     this.failure.hidden = !runs.some((run) => run.failure); // else the panes' lines would part
     this.failure.replaceChildren();
-    if (!this.run.failure) return;
+    if (!this.run.failure) {
+      this.failure.textContent = this.run.solved ? "✓ It writes what the full cache writes." : "";
+      return;
+    }
     const { position, lost, shown } = this.run.failure, named = (at) => quoted(this.run.shown[at]) + placeOf(this.run, at);
     this.failing = Math.min(this.run.steps.length - 1, firstFrom(this.run.steps, position + 1)); // the step that read it
     const jump = element("button", "", `✗ First wrong token: ${named(position)}`);
@@ -329,7 +332,7 @@ class Pane {
     clearTimeout(this.rest);
     this.rest = setTimeout(() => this.draw(0, this.spans.length), REST);
     const seen = run.steps[this.step];
-    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
+    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head${run.budget === null ? "" : ` (budget: ${run.budget}; all tokens: ${run.texts.length})`} · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
       + (found.left ? ` · ${number(found.left)} evicted now` : run.decisions[this.step] ? " · decided, evicted nothing" : "");
     this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
     this.tell();
@@ -540,7 +543,7 @@ function legend() {
   const drawn = panes.flatMap((pane) => pane.run ?? []);
   const entries = [...HUES.entries()].filter(([each]) => drawn.some((run) =>
     run.states.some(([keys], index) => index !== GONE && keys && hue(run.bits[index]) === each)));
-  const parts = entries.map(([each, words]) => [`t h${each} l8`, `kept at ${each ? "about " : ""}${words}`]);
+  const parts = entries.map(([each, words]) => [`t h${each} l8`, entries.length > 1 ? `kept at ${each ? "about " : ""}${words}` : "kept"]);
   parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"], ["t h0 l3 n", "evicted at this step by some heads"]);
   if (drawn.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "lost, and needed for it"]);
   find("legend").replaceChildren(...parts.map(([name, words]) => element("span", name, words)));
