@@ -43,7 +43,6 @@ class Result:
     """What was found on one problem: a row of the results, which has a column for every field.
 
     Who fills which columns, of `_solve` and `_rate` a job runs one:
-
     - `do_job`: all up to ``refusal``.
     - `_solve`, where the method writes: ``solved``, ``answer_correct``, ``tokens``,
       ``after_eviction``, ``seconds_per_token`` and ``written``.
@@ -242,8 +241,7 @@ def _rate(job: Job, questions: Sequence[Question]) -> list[Figures]:
     started = perf_counter()
     how: Any = {"block_size": job.block_size, "feed": _feed(job), "batch_size": len(passages)}
     if job.drafts:
-        # `rate` takes a method by name; the oracle, which may draft, has none, and its policy has
-        # the budget in it. So `likelihoods` is given one policy, and no budget for any passage.
+        # `rate` takes a method by name, which the oracle, which may draft, does not have.
         policy, budgets = port(_policy(job, questions)), [None] * len(passages)
         found = likelihoods(backend.model, lambda _: policy, passages, budgets, **how)
     else:
