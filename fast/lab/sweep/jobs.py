@@ -43,6 +43,7 @@ class Result:
     """What was found on one problem: a row of the results, which has a column for every field.
 
     Who fills which columns, of `_solve` and `_rate` a job runs one:
+
     - `do_job`: all up to ``refusal``.
     - `_solve`, where the method writes: ``solved``, ``answer_correct``, ``tokens``,
       ``after_eviction``, ``seconds_per_token`` and ``written``.
@@ -352,10 +353,8 @@ _kept: dict[str, tuple[Any, Any]] = {}
 
 
 def _once(kind: str, key: Any, make: Callable[[], Any]) -> Any:
-    """Return what was made last if the key is the same; else free it, and make another one.
-
-    Whether it is made anew changes nothing that the job draws.
-    """
+    """Return what was made last if the key is the same; else free it, and make another one; neither
+    changes what the job draws."""
     if kind not in _kept or _kept[kind][0] != key:
         _kept.pop(kind, None)
         with seeded(0):
