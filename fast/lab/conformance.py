@@ -169,6 +169,7 @@ def _observe(method, budget, **given):
 
 def _score(method, budget, candidates, room, **given):
     policy, seen = _prepared(method, budget, given)
+    room = min(room, int(candidates.sum(dim=-1).max()) - 1)  # on the host, else none is asked
     scores = policy.score.score(seen.cache.state, seen, candidates[None], [room])
     return scores.expand_as(seen.positions)[0]
 

@@ -257,7 +257,7 @@ class Own(Task):
 
     def problems(self, count: int, seed: int) -> Sequence[OwnProblem]:
         found = self.lines()
-        check_between(1, len(found), problems=count)
+        check_between(1, len(found), **{f"problems of {self.text}": count})
         return [found[n] for n in np.random.default_rng(seed).permutation(len(found))[:count]]
 
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
