@@ -32,7 +32,7 @@ def test_the_order_is_drawn_by_seed_and_the_first_stay_the_first(tmp_path):
     (first, *_), all_of_them = task.problems(1, 3), task.problems(9, 3)
     assert all_of_them[0] == first and sorted(each.prompt for each in all_of_them) == [*"012345678"]
     assert all_of_them != task.problems(9, 4)
-    with pytest.raises(ValueError, match="problems of .* = 10 must be between 1 and 9"):
+    with pytest.raises(ValueError, match=r"problems of .* = 10 must be between 1 and 9"):
         task.problems(10, 0)
 
 
