@@ -80,7 +80,10 @@ def drawn_map() -> Picture:
     axes.set_xticks([2**n for n in range(9, 18, 2)], [f"{2**n:,}" for n in range(9, 18, 2)])
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
     axes.minorticks_off()
-    axes.set_title("Llama-3.1-8B, a quarter of the entries stays:\nupper limit of the speed-up")
+    axes.set_title(
+        "Llama-3.1-8B, a quarter of the entries stays: upper limit\n"
+        "of the speed-up (red: full caches do not fit above)"
+    )
     axes.set(xlabel="tokens of a text", ylabel="batch (texts at once)")
     return finish(
         figure,

@@ -77,7 +77,7 @@ def rating(texts: int) -> Iterator[Rated]:
             blocks = seen.positions[row, 0] // BLOCK
             may = blocks >= 0 if candidates is None else candidates[row, 0]
             rated = zip(blocks[may].tolist(), scores[row, 0][may].tolist(), strict=True)
-            found[row, seen.clock.rows[row].seen] = dict(rated)
+            found.setdefault((row, seen.clock.rows[row].seen), {}).update(rated)
         return scores
 
     step._mean_over_layers = noting

@@ -98,7 +98,7 @@ def compare(
         print_caption(WHAT_IT_IS)
         if play:
             play_first(sweep, read_methods(play))
-    title = f"{counted(problems, 'problem')} of {sweep.tasks[0]}, {backend} backend\n"
+    title = f"{counted(problems, 'problem')}{' like this' * bool(play)}: {sweep.tasks[0]}\n"
     started = time.perf_counter()
     rows = RowPrinter(layout_of(sweep), title, not json, held=not table)
     found = run_shown(sweep, rows, workers or _workers(sweep))
@@ -143,7 +143,7 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
         found = viewing.record_methods(source, specs, entries, most_values=1)
     runs, styled = found.timeline.runs, console.color_system is not None
     struck = "Struck out: evicted by half of the heads, or" if styled else "Between tildes:"
-    for name in dict.fromkeys(":".join(specs).split(":")):
+    for name in dict.fromkeys(":".join(sweep.methods).split(":")):
         said = registry.lookup(name.partition("@")[0]).__doc__ or ""
         print_texts([f"{name}: {said.splitlines()[0]}"])
     told = f"The model runs this program, and may keep {entries} of {problem.tokens} tokens. "

@@ -132,9 +132,9 @@ def seen(gains: Sequence[Test]) -> str:
     most = max(better, key=lambda each: abs(each.difference.mean))
     at = "" if most.budget is None else f" with a budget of {most.budget}"
     means, losses = (most.first_mean, most.second_mean), most.only_first is None
-    own, control = (f"{x:.3f} nats" if losses else f"{100 * x:.0f} %" for x in means)
+    figures = (*means, abs(most.difference.mean))
+    own, control, adds = (f"{x:.3f} nats" if losses else f"{100 * x:.0f} %" for x in figures)
     verb, of = ("loses", "per token") if losses else ("solves", "of the problems")
-    return (
-        f"What this shows:{at} {most.first} {verb} {own} {of}, random eviction under the same "
-        f"protection {control}: its score adds that. More problems tell smaller gains apart."
-    )
+    told = f"What this shows:{at} {most.first} {verb} {own} {of}, random eviction under the same"
+    told += f" protection {control}: its score adds {adds.replace('%', 'points')}."
+    return f"{told} More problems tell smaller gains apart."
