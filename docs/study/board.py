@@ -12,6 +12,7 @@ from kvlab.fast.lab.points import LARGE
 from kvlab.reference import methods
 from kvlab.reference.precisions import Full
 from study.gains import draw_gain
+from study.speeds import measured_methods, of_limit
 from study.stored import RESULTS, plain_name
 
 SORTED_AT = "30%"
@@ -27,6 +28,7 @@ HEADINGS = (
     "after an eviction",
     "answer, full cache's",
     "bytes of the full cache's: most, mean",
+    "speed on a CPU, of a full cache with as few entries",
 )
 
 
@@ -104,12 +106,19 @@ def line(row: Row, found: Figures) -> str:
         "–"
         if share is None or mean is None
         else f"{share:.0f} %, {mean:.0f} %{beside(row, found)}",
+        speed(row),
     )
     inside = "".join(f"<td>{each}</td>" for each in cells)
     known = "" if share is None else f"{share:.1f}"
     data = {"task": row.task, "budget": found.budget, "bytes": known}
     read = " ".join(f'data-{name}="{value}"' for name, value in data.items())
     return f"<tr {read}>{inside}</tr>"
+
+
+def speed(row: Row) -> str:
+    """Return a method's share of the limit, if it was measured with SmolLM2."""
+    known = row.method in measured_methods() and row.plan.sweep.models == ("smollm2",)
+    return f"{of_limit(row.method):.0f} %" if known else "–"
 
 
 def beside(row: Row, found: Figures) -> str:

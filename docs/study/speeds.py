@@ -72,6 +72,12 @@ def copied_us(kernel: str) -> float:
     return 1e6 * timed(kernel)["must_bytes"] / rate
 
 
+def measured_methods() -> set[str]:
+    """Return the methods whose speed was measured on SmolLM2."""
+    rows = stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]
+    return {row["name"].removeprefix("kvlab ") for row in rows}
+
+
 def of_limit(method: str) -> float:
     """Return the percentage of the speed of a full cache with as few entries, on SmolLM2."""
     rows = stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]
