@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from json import dumps
 from pathlib import Path
 
 from markupsafe import Markup
@@ -163,4 +164,5 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
 def write_viewer(timeline: Timeline, path: Path) -> None:
     """Write a page that plays a timeline and needs no other file; an old one is replaced."""
     stored = write(timeline).replace("<", "\\u003c")  # it must not end the script
-    write_page(path, "viewer.html.jinja", timeline=Markup(stored))
+    said = dumps(methods.summaries(run.method for run in timeline.runs))
+    write_page(path, "viewer.html.jinja", timeline=Markup(stored), said=Markup(said))

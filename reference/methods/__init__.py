@@ -372,6 +372,13 @@ def _build(part: type[Method], options: dict[str, Any], **base: Method) -> Metho
     return part(**options, **base)
 
 
+def summaries(specs: Iterable[str]) -> dict[str, str]:
+    """Return what the first line of the docstring of each method and wrapper says, by name."""
+    names = dict.fromkeys(name for spec in specs for name in spec.partition("@")[0].split(":"))
+    methods = known()
+    return {x: (methods[x].__doc__ or "").partition("\n")[0] for x in names if x in methods}
+
+
 @cache
 def _options(method: type[Method]) -> Mapping[str, Any]:
     """Return a method's options with their defaults."""

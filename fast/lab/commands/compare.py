@@ -143,9 +143,7 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
         found = viewing.record_methods(source, specs, entries, most_values=1)
     runs, styled = found.timeline.runs, console.color_system is not None
     struck = "Struck out: evicted by half of the heads, or" if styled else "Between tildes:"
-    for name in dict.fromkeys(":".join(sweep.methods).split(":")):
-        said = registry.lookup(name.partition("@")[0]).__doc__ or ""
-        print_texts([f"{name}: {said.splitlines()[0]}"])
+    print_texts(f"{x}: {said}" for x, said in registry.summaries(sweep.methods).items())
     told = f"The model runs this program, and may keep {entries} of {problem.tokens} tokens. "
     told += f"L<c>: the line whose number c holds. {struck} needed and lost. …: lines left out."
     print_texts(["", told, "", played.side_by_side(runs, styled), ""])

@@ -4,6 +4,7 @@
 
 const GONE = 0, WIDE = 1;
 const timeline = JSON.parse(document.getElementById("timeline").textContent);
+const said = JSON.parse(document.getElementById("said").textContent);
 
 function unpack({ dtype, data }) {
   const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
@@ -221,6 +222,7 @@ class Pane {
     this.choice.value = chosen;
     this.body = element("div", "pane");
     this.figures = element("p", "figures");
+    this.says = element("p", "figures");
     this.failure = element("p", "failure");
     this.chart = element("div", "chart");
     this.chart.title = "Tokens from left to right, steps from top to bottom. Click to go to a step.";
@@ -236,7 +238,7 @@ class Pane {
     this.text.setAttribute("role", "listbox");
     this.known = element("dl", "known");
     this.known.setAttribute("role", "status");
-    this.body.append(this.failure, this.figures, this.chart, axis, this.text, this.known);
+    this.body.append(this.says, this.failure, this.text, this.known, this.figures, this.chart, axis);
     this.root.append(this.choice, this.body);
     this.chosen = -1;
     this.resized = new ResizeObserver(() => this.measure());
@@ -302,6 +304,7 @@ class Pane {
   }
 
   tellFailure() {
+    this.says.textContent = this.run.method.split("@")[0].split(":").map((name) => said[name] ?? "").join(" ");
     this.failure.hidden = !runs.some((run) => run.failure); // else the panes' lines would part
     this.failure.replaceChildren();
     if (!this.run.failure) {
@@ -332,8 +335,8 @@ class Pane {
     clearTimeout(this.rest);
     this.rest = setTimeout(() => this.draw(0, this.spans.length), REST);
     const seen = run.steps[this.step];
-    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head${run.budget === null ? "" : ` (budget: ${run.budget}; all tokens: ${run.texts.length})`} · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
-      + (found.left ? ` · ${number(found.left)} evicted now` : run.decisions[this.step] ? " · decided, evicted nothing" : "");
+    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head${run.budget === null ? "" : ` (budget: ${run.budget})`} · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
+      + (found.left ? ` · ${number(found.left)} evicted now per head` : run.decisions[this.step] ? " · decided, evicted nothing" : "");
     this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
     this.tell();
   }
@@ -554,10 +557,11 @@ function theme() {
   return darkness.matches ? "dark" : "light";
 }
 
+if (innerWidth < 720 && !asked.has("embed")) find("options").open = false;
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
-find("about").textContent = `You see what a model (${timeline.model}) ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
-  + "evicts tokens from its KV cache: coloured tokens are still there, struck-out ones are gone. Press Play or pull the slider to move "
+find("about").textContent = `You see what the model ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
+  + "evicts tokens from its KV cache (entries: a key and a value of each token, for every KV head): coloured tokens are still there, struck-out ones are gone. Press Play or pull the slider to move "
   + "through the steps, choose other methods above the columns, and point at a token to see what is known of it."
   + (runs.some((run) => run.failure) ? " The page opens where an answer turns wrong." : "");
 find("made").textContent = `A token counts as activated from attention ${timeline.threshold} on. Made by kvlab ${timeline.kvlab}.`;
