@@ -374,9 +374,14 @@ def _build(part: type[Method], options: dict[str, Any], **base: Method) -> Metho
 
 def summaries(specs: Iterable[str]) -> dict[str, str]:
     """Return what the first line of the docstring of each method and wrapper says, by name."""
-    names = dict.fromkeys(name for spec in specs for name in spec.partition("@")[0].split(":"))
-    methods = known()
-    return {x: (methods[x].__doc__ or "").partition("\n")[0] for x in names if x in methods}
+    said = {}
+    for spec in specs:
+        for name in spec.partition("@")[0].split(":"):
+            kind = known().get(name)
+            if kind is not None:
+                text = kind.__doc__ or ""
+                said[name] = text.partition("\n")[0]
+    return said
 
 
 @cache
