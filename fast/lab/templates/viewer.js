@@ -560,7 +560,7 @@ function theme() {
 if (innerWidth < 720 && !asked.has("embed")) find("options").open = false;
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
-find("about").textContent = `You see what the model ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
+find("about").textContent = `You see what the model “${timeline.model}” ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
   + "evicts tokens from its KV cache (entries: a key and a value of each token, for every KV head): coloured tokens are still there, struck-out ones are gone. Press Play or pull the slider to move "
   + "through the steps, choose other methods above the columns, and point at a token to see what is known of it."
   + (runs.some((run) => run.failure) ? " The page opens where an answer turns wrong." : "");
