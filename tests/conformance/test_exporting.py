@@ -61,7 +61,7 @@ def test_definitions_compute_what_the_reference_does(target, tmp_path):
                 each = case.expected[name.removesuffix("_after")]
                 value = each.value if each.where is None else np.where(each.where, each.value, 0)
                 assert torch.equal(x, torch.tensor(value).to(x.dtype)), case.name
-    assert not cases
+    assert all(name.startswith("attend_requests/nothing_visible") for name in cases)  # lse is −∞
     data = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench is not installed")
     loads = importlib.import_module("flashinfer_bench.bench.utils").load_safetensors
     dataset = data.TraceSet.from_path(tmp_path)
