@@ -46,7 +46,7 @@ def share_of_cache(tokens: int) -> float:
 
 def of_limits(texts: int) -> list[float]:
     """Return which percentages of its limit H2O reaches with so many texts at once."""
-    return [100 * row["share_of_limit"] for row in on_the_map() if row["batch"] == texts]
+    return [100 * row["share_of_limit"] for row in h2o_on_the_h200() if row["batch"] == texts]
 
 
 def on_a_cpu(method: str) -> tuple[float, float]:
@@ -75,7 +75,6 @@ def drawn_map() -> Picture:
         )
         axes.plot(tokens, entries / tokens, "--", color=RED, linewidth=0.9)
         along(axes, text, place, entries / place, INK, name in ("h100", DEVICE))
-    axes.plot([], [], "--", color=RED, label="above: full caches do not fit on this device")
     axes.set(xscale="log", yscale="log", xlim=LENGTHS, ylim=TEXTS)
     axes.set_xticks([2**n for n in range(9, 18, 2)], [f"{2**n:,}" for n in range(9, 18, 2)])
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
@@ -90,7 +89,7 @@ def drawn_map() -> Picture:
         "How many times as fast a token of Llama-3.1-8B becomes at most if a quarter of the "
         "entries stays, over tokens of a text and texts at once. Dashed: the most full caches that "
         "a device holds.",
-        "below",
+        "none",
     )
 
 
@@ -110,7 +109,7 @@ def entries_for(gain: float, shape: Shape, kept: float = KEPT) -> float:
     return 2 * read * (gain - 1) / (1 - kept * gain) / shape.token_bytes
 
 
-def on_the_map() -> list[dict[str, Any]]:
+def h2o_on_the_h200() -> list[dict[str, Any]]:
     """Return the rows of H2O with a CUDA graph on the H200."""
     file = stored_file("benchmarks/end-to-end-gpu")
     rows = [row for part in ("one_text", "equal_memory") for row in with_limits(file, part)]
