@@ -7,6 +7,8 @@ from pathlib import Path
 import setuptools
 
 ROOTS = {"kvlab.reference": "reference", "kvlab.fast": "fast"}
+TAG = re.compile(r"</?picture>|<(?:img|source)[^>]*>")
+ADDRESS = re.compile(r'(src(?:set)?)="(?!https?:)([^"]+)"')
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:)([^)]+)\)")
 
 
@@ -25,7 +27,9 @@ def page_for_index(readme: str, repository: str = "") -> str:
         place = "raw" if picture else "blob"
         return f"{picture}[{text}]({repository}/{place}/main/{path})"
 
-    return LINK.sub(absolute, readme)
+    tag = rf'\1="{repository}/raw/main/\2"'
+    pictured = TAG.sub(lambda found: ADDRESS.sub(tag, found[0]) if repository else "", readme)
+    return LINK.sub(absolute, pictured)
 
 
 urls = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]

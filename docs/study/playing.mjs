@@ -1,6 +1,7 @@
 /**
  * The moving picture of the README and the first page: the tour of the playground, drawn as an SVG.
  * node docs/study/playing.mjs > docs/images/playing.svg
+ * node docs/study/playing.mjs narrow > docs/images/narrow/playing.svg
  */
 
 import { readFileSync } from "node:fs";
@@ -21,7 +22,10 @@ const MODEL = new URL("../../reference/models/jumps/", import.meta.url);
 const PROGRAM = "\n g6 b5 c1 f5 d0 h9 L9 c . + b . = . . L3 c . + b . = . . L1 d . + h . = . . L4 d . + f . = . . L7 h . + g . = . . "
   + "L2 d . + g . = . . L6 f . + g . = . . L8 f . + b . = . . L5 g . + b . = . . \n L3"; // of the tour
 const BUDGET = 189; // 70 % of 270 entries
-const WIDTH = 780, LINE = 23, LETTER = 7.85, COLUMNS = [24, 440], TOP = 92;
+const [WIDTH, LINE, COLUMNS, TOP, CAPTION] = process.argv[2] === "narrow"
+  ? [352, 21, [12], 106, { top: 26, line: 19, letters: 39, sizes: [14, 13] }]
+  : [780, 23, [24, 440], 92, { top: 34, line: 23, letters: 90, sizes: [16, 14] }];
+const LETTER = 7.85;
 const BEFORE = 18; // tokens that are written before the cache is full
 const PACE = 0.1, STILL = 4.5; // seconds of a token, and of what stands still
 
@@ -63,7 +67,7 @@ function places() {
     found.at(-1).push(position);
     return found;
   }, []);
-  const half = Math.ceil(lines.length / 2), found = [];
+  const half = Math.ceil(lines.length / COLUMNS.length), found = [];
   lines.forEach((line, row) => {
     let x = COLUMNS[Math.floor(row / half)];
     for (const position of line) {
@@ -121,11 +125,15 @@ const captions = [
     "The dashed line leads to the token that some heads have lost."],
   [`✓ The same run with this one token protected: it writes ${right}.`, "Which tokens would you evict? Try it in the playground."],
 ];
-captions.forEach((lines, phase) => {
+/** Cut a caption into lines that fit. */
+const fitting = (text) => text.match(new RegExp(`.{1,${CAPTION.letters}}(?: |$)`, "gu"));
+captions.forEach((sentences, phase) => {
   const [from, to] = phases[phase], moments = [[from, "opacity:1"], ...(to < total ? [[to, "opacity:0"]] : [])];
   animate(`c${phase}`, from > 0 ? [[0, "opacity:0"], ...moments] : moments);
   const tone = ["", "", " wrong", " right"][phase];
-  drawn.push(`<g class="c${phase}"><text class="say${tone}" x="24" y="34">${escaped(lines[0])}</text><text class="less" x="24" y="57">${lines[1]}</text></g>`);
+  const lines = sentences.flatMap((sentence, which) => fitting(sentence).map((text) => [text, which ? "less" : `say${tone}`]));
+  drawn.push(`<g class="c${phase}">${lines.map(([text, look], row) => (
+    `<text class="${look}" x="${COLUMNS[0]}" y="${CAPTION.top + row * CAPTION.line}">${escaped(text.trim())}</text>`)).join("")}</g>`);
 });
 
 const middle = (position) => [found[position].x + found[position].width / 2, found[position].y - 6];
@@ -144,7 +152,7 @@ process.stdout.write(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WID
 :root{--paper:#fff;--ink:#1b1b1f;--less:#5f6368;--kept:#2e8b57;--wrong:#c62828;--right:#1b7a3d}
 @media (prefers-color-scheme:dark){:root{--paper:#1e2129;--ink:#e8e8ea;--less:#a9adb8;--kept:#4fc389;--wrong:#ff7b72;--right:#6fdc9c}}
 text{font:13px/1 ui-monospace,"DejaVu Sans Mono",Menlo,Consolas,monospace;fill:var(--ink)}
-.say{font:600 16px system-ui,"DejaVu Sans",sans-serif}.less{font:14px system-ui,"DejaVu Sans",sans-serif;fill:var(--less)}
+.say{font:600 ${CAPTION.sizes[0]}px system-ui,"DejaVu Sans",sans-serif}.less{font:${CAPTION.sizes[1]}px system-ui,"DejaVu Sans",sans-serif;fill:var(--less)}
 .wrong{fill:var(--wrong);font-weight:700}.right{fill:var(--right);font-weight:700}
 .b{fill:var(--kept)}.line,.ring{fill:none;stroke:var(--wrong);stroke-width:2}.line{stroke-dasharray:6 4}.kept{stroke:var(--right)}
 ${styles.join("\n")}

@@ -26,7 +26,7 @@ Report = Callable[[int, int, str], None]
 """A long computation calls it with the steps done, the steps in all, and what it is doing."""
 
 
-SILENT, LONGEST = 10.0, 300.0
+SILENT, LONGEST = 30.0, 300.0
 """Seconds before the first line where stderr is no terminal, doubled for each, and at most."""
 
 

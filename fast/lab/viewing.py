@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from kvlab.fast.lab.points import Row, measure_points, points
+from kvlab.fast.lab.points import Row, marked_budget, measure_points, points
 from kvlab.fast.lab.reports import write_page
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -50,6 +50,8 @@ class ViewedRow(Row):
     entries: float | None = None
     """Entries per KV head after the last step, mean over layers and heads."""
     solved: bool | None = None
+    holds_budget: bool | None = None
+    marked_budget = property(marked_budget)
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ def record_methods(
         )
         runs.append(against(run, full) if full else run)
         kept = float(run.entries()[-1])
-        return ViewedRow(
-            method=spec, budget=budget, tokens_read=run.read, entries=kept, solved=run.solved
-        )
+        found = {"tokens_read": run.read, "entries": kept, "solved": run.solved}
+        held = budget is None or kept <= budget
+        return ViewedRow(method=spec, budget=budget, holds_budget=held, **found)
 
     rows = measure_points(points(specs, [entries]), measure, ViewedRow, tell=tell)
     return Viewed(Timeline(source.name, threshold, tuple(runs)), rows)

@@ -165,7 +165,7 @@ class EvictionError(Around):
 
 @dataclass(frozen=True)
 class Caote(Wrapper):
-    """Wrap a score: how much would the attention output change without this entry?"""
+    """Evict the entry without which the attention output changes least, by another score's weights."""
 
     norm: float = 2
     """Order of the norm in which the change of the output is measured."""

@@ -116,10 +116,10 @@ def test_setup_lists_every_package_on_disk(built):
 
 def test_links_of_the_readme_are_absolute_on_the_index(built):
     page = built["page_for_index"]
-    readme = "![A [x] b](docs/a.svg) see [the study](docs/s.md#here), [paper](https://arxiv.org)"
-    assert page(readme, "https://host/o/kvlab") == (
-        "![A [x] b](https://host/o/kvlab/raw/main/docs/a.svg) see "
-        "[the study](https://host/o/kvlab/blob/main/docs/s.md#here), [paper](https://arxiv.org)"
+    readme = '<img src="b">![A [x] b](a.svg) see [the study](s.md#here), [paper](https://arxiv.org)'
+    assert page(readme, "https://host/o") == (
+        '<img src="https://host/o/raw/main/b">![A [x] b](https://host/o/raw/main/a.svg) see '
+        "[the study](https://host/o/blob/main/s.md#here), [paper](https://arxiv.org)"
     )
     assert page(readme) == " see the study, [paper](https://arxiv.org)"
 

@@ -141,7 +141,7 @@ export class EvictionError extends Score {
   }
 }
 
-/** Wrap a score: how much would the attention output change without this entry? */
+/** Evict the entry without which the attention output changes least, by another score's weights. */
 export class Caote extends Method {
   static id = "caote";
   static title = "CAOTE";

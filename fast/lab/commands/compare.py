@@ -98,9 +98,10 @@ def compare(
         print_caption(WHAT_IT_IS)
         if play:
             play_first(sweep, read_methods(play))
-    title = f"{counted(problems, 'problem')}{' like this' * bool(play)}: {sweep.tasks[0]}\n"
-    started = time.perf_counter()
-    rows = RowPrinter(layout_of(sweep), title, not json, held=not table)
+    many, started = counted(problems, "problem"), time.perf_counter()
+    title = f"{many}: {sweep.tasks[0]}\n"
+    shown = f"{many} like this\n" if play else title
+    rows = RowPrinter(layout_of(sweep), shown, not json, held=not table)
     found = run_shown(sweep, rows, workers or _workers(sweep))
     seconds = time.perf_counter() - started
     summary, plan, written = found.summary, found.plan, ""
@@ -117,10 +118,8 @@ def compare(
         tables = [rows.layout.table(summary.points, title), *gains]
         print_found(bars_of(summary, measure), "compare", tables, table)
         for each in wrong:
-            given, wanted, text = each["given"][-60:], each["wanted"], each["written"]
-            print_line(
-                f"{each['method']} is wrong after {given!r}: wanted {wanted!r}, got {text!r}"
-            )
+            method, given, wanted, text = each.values()
+            print_line(f"{method} is wrong after {given[-60:]!r}: wanted {wanted!r}, got {text!r}")
         written = "\n".join(filter(None, [written, told_at_the_end(summary.gains, model, own)]))
     data = {"settings": asdict(plan.sweep), "wrong_answers": wrong}
     data |= summary.plain() if json else {}

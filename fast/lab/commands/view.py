@@ -1,6 +1,5 @@
 """``kvlab view``: one HTML page that plays a text token by token. Needs the reference alone."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from kvlab.fast.lab import viewing
@@ -59,5 +58,5 @@ def view(
         found = viewing.record_methods(source, specs, budget, report=report, tell=tell, **how)
     viewing.write_viewer(found.timeline, output)
     facts = {"file": str(output), "file_bytes": output.stat().st_size, "model": source.name}
-    data = {**facts, "methods": [asdict(row) for row in found.rows]}
-    finish(data, found.rows, json, written=f"page: {output}")
+    data = {**facts, "methods": found.rows}
+    finish(data, found.rows, json, rows.legend, f"page: {output}")

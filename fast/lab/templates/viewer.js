@@ -560,10 +560,14 @@ function theme() {
 if (innerWidth < 720 && !asked.has("embed")) find("options").open = false;
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
-find("about").textContent = `You see what the model “${timeline.model}” ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"} while a method `
-  + "evicts tokens from its KV cache (entries: a key and a value of each token, for every KV head): coloured tokens are still there, struck-out ones are gone. Press Play or pull the slider to move "
-  + "through the steps, choose other methods above the columns, and point at a token to see what is known of it."
-  + (runs.some((run) => run.failure) ? " The page opens where an answer turns wrong." : "");
+const program = runs.some(isProgram);
+find("about").textContent = [
+  `What a model (${timeline.model}) ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}, under one method in each column.`,
+  "Coloured: the KV cache holds a key and a value of this token for every KV head. Struck out: evicted.",
+  program ? "L<c>: the line whose number c holds." : "",
+  "Press Play, or pull the slider; choose methods above the columns; point at a token to see what is known of it.",
+  runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
+].filter(Boolean).join(" ");
 find("made").textContent = `A token counts as activated from attention ${timeline.threshold} on. Made by kvlab ${timeline.kvlab}.`;
 if (lastStep < 30) find("speed").value = "2";
 fill(find("layer"), runs[0].layers.length, (index) => runs[0].layers[index]);
