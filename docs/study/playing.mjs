@@ -23,8 +23,8 @@ const PROGRAM = "\n g6 b5 c1 f5 d0 h9 L9 c . + b . = . . L3 c . + b . = . . L1 d
   + "L2 d . + g . = . . L6 f . + g . = . . L8 f . + b . = . . L5 g . + b . = . . \n L3"; // of the tour
 const BUDGET = 189; // 70 % of 270 entries
 const [WIDTH, LINE, COLUMNS, TOP, CAPTION] = process.argv[2] === "narrow"
-  ? [352, 21, [12], 106, { top: 26, line: 19, letters: 39, sizes: [14, 13] }]
-  : [780, 23, [24, 440], 92, { top: 34, line: 23, letters: 90, sizes: [16, 14] }];
+  ? [352, 21, [12], 122, { top: 26, line: 18, letters: [39, 46], sizes: [14, 13] }]
+  : [780, 23, [24, 440], 92, { top: 34, line: 23, letters: [90, 90], sizes: [16, 14] }];
 const LETTER = 7.85;
 const BEFORE = 18; // tokens that are written before the cache is full
 const PACE = 0.1, STILL = 4.5; // seconds of a token, and of what stands still
@@ -126,12 +126,12 @@ const captions = [
   [`✓ The same run with this one token protected: it writes ${right}.`, "Which tokens would you evict? Try it in the playground."],
 ];
 /** Cut a caption into lines that fit. */
-const fitting = (text) => text.match(new RegExp(`.{1,${CAPTION.letters}}(?: |$)`, "gu"));
+const fitting = (text, which) => text.match(new RegExp(`.{1,${CAPTION.letters[which]}}(?: |$)`, "gu"));
 captions.forEach((sentences, phase) => {
   const [from, to] = phases[phase], moments = [[from, "opacity:1"], ...(to < total ? [[to, "opacity:0"]] : [])];
   animate(`c${phase}`, from > 0 ? [[0, "opacity:0"], ...moments] : moments);
   const tone = ["", "", " wrong", " right"][phase];
-  const lines = sentences.flatMap((sentence, which) => fitting(sentence).map((text) => [text, which ? "less" : `say${tone}`]));
+  const lines = sentences.flatMap((sentence, which) => fitting(sentence, which).map((text) => [text, which ? "less" : `say${tone}`]));
   drawn.push(`<g class="c${phase}">${lines.map(([text, look], row) => (
     `<text class="${look}" x="${COLUMNS[0]}" y="${CAPTION.top + row * CAPTION.line}">${escaped(text.trim())}</text>`)).join("")}</g>`);
 });
