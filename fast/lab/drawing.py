@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # Matplotlib is a third of a command's time to start, and few
 
 INK = "#000000"
 """Matplotlib's black; in a picture it becomes the colour of the text around it."""
+BLUE = "#1f77b4", "#3182ce"
+"""Matplotlib's blue, and the one that is seen on light and dark paper."""
 GREY = "0.5"
 """For curves that other curves are compared with."""
 RED = "#e5484d"
@@ -146,10 +148,9 @@ def finish(
 
 def _follow_theme(drawing: str, width: float, description: str) -> str:
     """Return the ``svg`` element alone, with inherited ink, a label, and a width in pixels."""
-    drawing = drawing[drawing.index("<svg") :]
-    drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r"\A.*?(?=<svg)|<metadata>.*?</metadata>\s*", "", drawing, flags=re.DOTALL)
     drawing = drawing.replace('<g id="', '<g class="')  # several pictures share a page
-    drawing = drawing.replace(INK, "currentColor")
+    drawing = drawing.replace(INK, "currentColor").replace(*BLUE)
     drawing = re.sub(r'(width|height)="[\d.]+pt" ?', "", drawing, count=2)
     opening = (
         f'<svg role="img" aria-label="{escape(description, quote=True)}" fill="currentColor" '
