@@ -83,13 +83,14 @@ def _prepared(plan: Plan, workers: int) -> tuple[Plan, Engine]:
 
     What this process has loaded would take a worker's place on a GPU, so workers load alone there.
     """
-    sweep, backend = plan.sweep, None
+    sweep, loaded = plan.sweep, (None, None)
     if ORACLE not in sweep.methods:
         check_any([built(*at) for each in plan.subjects for at in plan.points(each)])
     if not workers or plan.device == "cpu":
-        last = {job.model: job for job in plan.jobs()}
+        jobs = {job.model: job for job in plan.jobs()}
         for model in reversed(plan.models):
-            backend = load_backend(*place_of(last[model]))
+            place = place_of(jobs[model])
+            loaded = place, (backend := load_backend(*place))
             subjects = tuple(
                 replace(each, dtype=backend.dtype) if each.model == model else each
                 for each in plan.subjects
@@ -97,7 +98,7 @@ def _prepared(plan: Plan, workers: int) -> tuple[Plan, Engine]:
             plan = replace(plan, device=backend.device, subjects=subjects)
     if workers:
         return plan, partial(in_processes, workers=workers)
-    return plan, partial(in_this_process, backend=backend)
+    return plan, partial(in_this_process, loaded=loaded)
 
 
 class _Points:

@@ -456,12 +456,11 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
 # --- engines -------------------------------------------------------------------------------------
 
 
-def in_this_process(jobs: Iterable[Job], backend: Backend | None = None) -> Iterator[Done]:
-    """Do one job after the other, see `Engine`; ``backend`` is the first job's, already loaded."""
+def in_this_process(jobs: Iterable[Job], loaded: tuple[Any, Any] = (None, None)) -> Iterator[Done]:
+    """Do one job after the other, see `Engine`; ``loaded`` is a backend behind its `place_of`."""
+    _kept.update(model=loaded)
     try:
         for job in jobs:
-            if backend is not None:
-                _kept["model"], backend = (place_of(job), backend), None
             yield job, attempt(job)
     finally:
         _kept.clear()

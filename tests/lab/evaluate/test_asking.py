@@ -12,13 +12,12 @@ from kvlab.fast.lab.evaluate import tasks
 from kvlab.fast.lab.evaluate.backends import FastBackend, Request
 from kvlab.fast.lab.sweep.compare import run_in_memory
 from kvlab.fast.lab.sweep.design import Sweep
-from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
 from support.models import tiny
+from support.sweeping import short_sweep
 
 TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
 QUESTIONS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
-NEVER = 0
 
 
 def alone(model, spec, budget, question, tokens):
@@ -40,7 +39,7 @@ class TinyBackend(FastBackend):
     def __init__(self) -> None:
         self.model = tiny("llama")
 
-    def answer(self, spec, budget, prompts=QUESTIONS, text=TEXT, stop=NEVER, solutions=None):
+    def answer(self, spec, budget, prompts=QUESTIONS, text=TEXT, stop=0, solutions=None):
         request = Request(prompts, 6, stop, solutions, 16, text)
         return [each.tokens for each in self.write(methods.get(spec, budget), request)]
 
@@ -95,6 +94,12 @@ def test_a_sweep_asks_after_the_text_is_compressed(monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "halved", HalvedReasoning)
     about = {"models": ("reasoner",), "tasks": ("halved",), "block_size": 32}
     sweep = Sweep(("full", "streaming_llm"), ("30%",), 2, batch=1, to_first_error=True, **about)
-    (found,) = summarise(run_in_memory(sweep))
-    solved = {point.method: point.outcomes for point in found.points}
+    solved = {each.method: each.outcomes for each in run_in_memory(sweep).summary.points}
     assert solved == {"full": (True, True), "streaming_llm": (False, False)}
+
+
+def test_after_a_stop_every_model_does_its_own_jobs():
+    sweep = short_sweep(methods=["full"], models=["jumps", "reasoner"])
+    with pytest.raises(ZeroDivisionError):
+        run_in_memory(sweep, report=lambda done, *_: 1 / (1 - done))
+    assert [row.solved for row in run_in_memory(sweep).rows] == [True, False]
