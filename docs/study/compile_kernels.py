@@ -50,10 +50,18 @@ def kind_of(kernel: JITFunction, options: dict[str, Any]) -> str:
     return f"{kernel.fn.__name__}{' of a block' if options.get('rows_at') is not None else ''}"
 
 
+def ask_for_grid(grid: Any, **sizes: Any) -> None:
+    """Ask for the grid as a launch would: some note what they answer."""
+    if callable(grid):
+        grid(sizes)
+
+
 def compile_configurations(self, *arguments, **options):
-    """Compile the first configuration that fits."""
+    """Compile the first configuration that fits, and ask for its grid."""
     for tried in self.configs:
-        if self.fn.run(*arguments, **options, **tried.all_kwargs()) <= MOST_SHARED:
+        sizes = options | tried.all_kwargs()
+        if self.fn.run(*arguments, **sizes) <= MOST_SHARED:
+            ask_for_grid(**sizes)
             return
     raise AssertionError(f"no configuration of {self.fn} fits")
 

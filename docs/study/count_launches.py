@@ -15,7 +15,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from kvlab.fast import compress
-from study.compile_kernels import as_on_a_gpu
+from study.compile_kernels import as_on_a_gpu, ask_for_grid
 
 LAYERS = 32
 PROMPT, BUDGET = 80, 64
@@ -91,8 +91,9 @@ def count_only(self: Any, *arguments: Any, warmup: bool = False, **options: Any)
 
 
 def untuned(self: Any, *arguments: Any, **options: Any) -> None:
-    """Count a kernel that would be tuned."""
+    """Count a kernel that would be tuned, and ask for its grid."""
     self.fn.run(*arguments, **options)
+    ask_for_grid(**options, **self.configs[0].kwargs)
 
 
 if __name__ == "__main__":

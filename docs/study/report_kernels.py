@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from study import compile_kernels
-from study.compile_kernels import ONCE, as_on_a_gpu, call, kind_of, launch
+from study.compile_kernels import ONCE, as_on_a_gpu, ask_for_grid, call, kind_of, launch
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -238,6 +238,7 @@ def compiled_for(gpu: Gpu) -> Found:
 
     def run_tuned(tuner: Any, *arguments: Any, warmup: bool = False, **options: Any) -> None:
         first, *others = [tried.all_kwargs() for tried in tuner.configs]
+        ask_for_grid(**options, **first)
         constants = take(tuner.fn, arguments, options, first, 0)
         if not once and constants == next(iter(found[kind_of(tuner.fn, options)])):
             for number, tried in enumerate(others, 1):

@@ -302,7 +302,8 @@ def decide(
         slot, lowest = first_to_go(scores, protected, seen.positions)
         _note_nan(cache, lowest)
         return Decision(scores, protected, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
-    lowest = scores.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
+    closed = ~seen.present if protected is None else ~seen.present | protected
+    lowest = scores.expand_as(seen.positions).masked_fill(closed, torch.inf)
     _note_nan(cache, lowest.amin(-1, keepdim=True))
     counts = [count - gone for count, gone in zip(cache.counts, evicting, strict=True)]
     slots = keep_slots(scores, protected, seen.positions, counts, cache.ordered)

@@ -74,10 +74,11 @@ def joined_by_norm(per_row: PerRow) -> PerEntry:
 
     Squares are of float64: float32 has none of errors below 1e-22 and above 1e19.
     """
+    most = torch.finfo(per_row.dtype).max
     if per_row.shape[2] == 1:
-        return per_row[:, :, 0]
+        return per_row[:, :, 0].clamp(max=most)
     norm = per_row.double().square().sum(dim=2).sqrt()
-    return norm.clamp(max=torch.finfo(per_row.dtype).max).to(per_row.dtype)
+    return norm.clamp(max=most).to(per_row.dtype)
 
 
 def remaining_mass(h: PerRow) -> PerRow:

@@ -1,7 +1,7 @@
 """What the kernels share: Triton, how they are tuned, how work is shared out, pieces of code."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -137,9 +137,20 @@ def most_even(heads: int, processors: int, waves: int = WAVES, most: int = MOST_
     return min(range(least, min(most, 2 * least) + 1), key=idle)
 
 
-def waves_taken(kernel: Any) -> int:
-    """Return the ``WAVES`` with which a tuned kernel was launched last."""
-    return getattr(kernel, "best_config", kernel.configs[0]).kwargs["WAVES"]
+class GridOfParts:
+    """A launch grid whose last axis is how many parts the tuner's ``WAVES`` ask for.
+
+    The tuner asks once for each launch that it tries and then for the one that counts, whose parts
+    are ``taken``: another thread may launch the same kernel meanwhile.
+    """
+
+    def __init__(self, axes: tuple[int, ...], parts_of: Callable[[int], int]) -> None:
+        self.axes, self.parts_of, self.taken = axes, parts_of, 0
+
+    def __call__(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the grid, and note its parts."""
+        self.taken = self.parts_of(sizes["WAVES"])
+        return *self.axes, self.taken
 
 
 def most_waves(kernel: Any) -> int:

@@ -63,16 +63,18 @@ def decode_attention(
         parts_of = partial(common.split, n, common.ENTRIES_OF_A_PART, heads, queries.device)
         most_parts = parts_of(common.most_waves(kernel))
         raw, lse, outputs = new_parts(queries, n, most_parts, scores=reduce != "skip")
+        # the grid's axis 1 are blocks of rows: one block, since BLOCK_M ≥ rho
+        grid = common.GridOfParts((heads, 1), parts_of)
         with common.on_device_of(queries):
-            # the grid's axis 1 are blocks of rows: one block, since BLOCK_M ≥ rho
-            kernel[lambda sizes: (heads, 1, parts_of(sizes["WAVES"]))](
+            kernel[grid](
                 values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
                 BLOCK_M=common.columns(rho), SCORES=reduce != "skip",
                 WITH_VALUES=True, EARLY=common.starts_early(queries.device),
                 **arguments_of(queries, keys, None, positions, None, softcap),
             )  # fmt: skip
-            taken = parts_of(common.waves_taken(kernel))
-            return launch_combine(raw, lse, outputs, taken, queries, n, reduce, counters, exact)
+            return launch_combine(
+                raw, lse, outputs, grid.taken, queries, n, reduce, counters, exact
+            )
     dtype = attention.compute_dtype(keys.dtype)
     mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(

@@ -391,7 +391,8 @@ def _attend_in_triton(
     value_vectors, value_scales, value_zeros, value_bits, value_own, value_room = zip(
         *(_parts_of(x) for _, x in given), strict=True
     )
-    kernel[lambda sizes: (heads, parts(sizes["WAVES"]))](
+    grid = common.GridOfParts((heads,), parts)
+    kernel[grid](
         queries.reshape(heads, rho, d).contiguous(),
         key_vectors, key_scales, key_zeros,
         tuple(table.slots_of_heads.contiguous() if scores else raw for table, _ in asked),
@@ -406,8 +407,7 @@ def _attend_in_triton(
         BLOCK_RHO=max(common.magnitude(rho), 8 // groups), BLOCK_D=common.columns(d),
         SOFTCAP=softcap is not None, TYPE=_product_type(queries, tables),
     )  # fmt: skip
-    taken = parts(common.waves_taken(kernel))
-    return launch_combine(raw, lse, outputs, taken, queries, entries, reduce)
+    return launch_combine(raw, lse, outputs, grid.taken, queries, entries, reduce)
 
 
 def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import torch
 from kvlab.fast.engine import long_blocks
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.methods import port
+from kvlab.fast.methods.knorm import KeyNorm
 from kvlab.reference import methods
 from support.cases import ALL, CODED, GRANULAR, ONE_EACH, budget_of
 from support.replay import DTYPES, HEADS, Comparison, Tolerance, random_blocks
@@ -127,6 +128,13 @@ def test_blocks_that_are_summed_in_parts_agree_with_the_reference(spec, monkeypa
     for batch in BATCHES:  # with empty slots and without
         with shapes_checked(batch == "one"):
             compare(spec, "gqa", "float64", "short", batch)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_scores_of_protected_entries_do_not_count(every, monkeypatch):
+    score = KeyNorm.score
+    monkeypatch.setattr(KeyNorm, "score", lambda *x: score(*x).masked_fill(~x[3], torch.nan))
+    compare(f"knorm@recent=3,every={every}", "gqa", "float64", "short", "padded").layers.check()
 
 
 def test_the_comparison_can_fail():

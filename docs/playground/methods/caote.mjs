@@ -141,7 +141,7 @@ export class EvictionError extends Score {
   }
 }
 
-/** Evict the entry without which the attention output changes least, by another score's weights. */
+/** Evict the entry without which the attention output changes least, by a score's weights. */
 export class Caote extends Method {
   static id = "caote";
   static title = "CAOTE";
