@@ -7,7 +7,7 @@ from mkdocs.structure.pages import Page
 from notebook_pages import folded
 
 from kvlab.fast.lab.drawing import Picture
-from kvlab.fast.lab.reports import Drawing, markdown as written
+from kvlab.fast.lab.reports import Drawing, Heading, markdown as written
 from kvlab.fast.lab.tables import Table
 from study.benchmarks import gpu_of, result_blocks, results
 from study.pays import drawn_map
@@ -41,11 +41,16 @@ def written_results() -> str:
     found = results()
     parts = [] if any(map(gpu_of, found.values())) else [NO_GPU]
     for each in found.items():
+        label = ""
         for block in result_blocks(*each):
             if isinstance(block, Drawing):
+                label = block.title
                 parts.append(shown(block.picture))
             elif isinstance(block, Table):
-                parts.append(folded("The figures", [written(block)], "note"))
+                parts.append(folded(f"Table: {label}", [written(block)], "note"))
             else:
+                text = block.text
+                if isinstance(block, Heading) or text.endswith(":"):
+                    label = text.partition(",")[0].rstrip(":")
                 parts.append(written(block))
     return "\n\n".join(parts)

@@ -22,7 +22,7 @@ from kvlab.fast.lab.viewing import (
 )
 from kvlab.fast.models import fetched_directory, is_fetched
 from study import main_result
-from study.stored import REAL
+from study.stored import REAL, plain_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,7 +152,7 @@ def told(page: Played) -> str:
     rows = recorded(page)
     budget = next(row.budget for row in rows if row.budget is not None)
     right, wrong = (
-        ", ".join(f"`{row.method}`" for row in rows if row.solved is solved) or "none"
+        ", ".join(plain_name(row.method) for row in rows if row.solved is solved) or "none"
         for solved in (True, False)
     )
     return (

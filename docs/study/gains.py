@@ -18,8 +18,6 @@ from study.stored import plain_name, sorted_gains, stored_summary
 
 PHONE = 3.75
 """Inches of a phone's page: nothing is drawn smaller there."""
-FIRST = "50%"
-"""The budget that stands first where panels stand below one another."""
 LOSS = "nats per token gained over the control"
 SOLVED = "points gained over the control"
 CHARTS = {
@@ -61,8 +59,7 @@ def draw(file: str, narrow: bool) -> Picture:
     names = list(dict.fromkeys(name for gains in shown.values() for name in gains))
     labels = [*map(plain_name, names)]
     if narrow:
-        shown = dict(sorted(shown.items(), key=lambda panel: not panel[0].startswith(FIRST)))
-        height = 0.4 + len(shown) * (0.4 + 0.33 * len(names))
+        height = 0.4 + len(shown) * (0.4 + 0.38 * len(names))
         figure, axes = canvas(rows=len(shown), width=PHONE, height=height, sharex=True)
     else:
         width = 10 if len(shown) > 1 else 6

@@ -17,7 +17,7 @@ from study.stored import stored_summary
 FILE = "main-result.svg"
 SWEEP, BUDGET = "map_jumps", "50%"
 PROTECTIONS = {
-    "newest50%": "the newest half protected",
+    "newest50%": "the newest half of the budget protected",
     "prompt": "the prompt protected",
     "first1": "only the first token protected",
 }

@@ -41,11 +41,6 @@ def gained(tokens: int, texts: int) -> float:
     return most_gained(tokens, texts, SHAPES[MODEL])
 
 
-def share_of_cache(tokens: int) -> float:
-    """Return the percentage of the cache in the bytes that a token of one text has to read."""
-    return 100 * planned("full", tokens - 64, 64, 1, tokens).cache_share
-
-
 def of_limits(texts: int) -> list[float]:
     """Return which percentages of its limit H2O reaches with so many texts at once."""
     return [100 * row["share_of_limit"] for row in h2o_on_the_h200() if row["batch"] == texts]
@@ -182,6 +177,6 @@ def beside_the_planner(_: str) -> Table:
 
 
 FUNCTIONS: Mapping[str, Any] = {
-    each.__name__: each for each in (gained, share_of_cache, of_limits, on_a_cpu, peak_missed)
+    each.__name__: each for each in (gained, of_limits, on_a_cpu, peak_missed)
 }
 """What expressions of the ledger may call besides its own."""

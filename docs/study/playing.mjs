@@ -136,15 +136,16 @@ captions.forEach((sentences, phase) => {
     `<text class="${look}" x="${COLUMNS[0]}" y="${CAPTION.top + row * CAPTION.line}">${escaped(text.trim())}</text>`)).join("")}</g>`);
 });
 
-const middle = (position) => [found[position].x + found[position].width / 2, found[position].y - 6];
-const [x, y] = middle(words.length - 2), [toX, toY] = middle(lost), end = words.length - 1;
+const end = words.length - 1, { x, y } = found[end], ring = found[lost];
+const beside = COLUMNS.length > 1; // the answer is in another column than the token: the line starts on its left
+const [from, gutter] = beside ? [found[end - 1].x, COLUMNS[1] - 14] : [x + 26, WIDTH - 14];
 animate("lost", [[0, "opacity:0"], [seconds, "opacity:1"], [seconds + STILL, "opacity:0"]]);
 animate("pinned", [[0, "opacity:0"], [seconds + STILL, "opacity:1"]]);
-drawn.push(`<g class="lost"><path class="line" d="M${x} ${y}Q${(x + toX) / 2 + 30} ${Math.min(y, toY) - 10} ${toX} ${toY}"/>`
-  + `<rect class="ring" x="${found[lost].x - 2}" y="${found[lost].y - 17}" width="${found[lost].width + 4}" height="23" rx="4"/>`
-  + `<text class="wrong" x="${found[end].x + 2.5}" y="${found[end].y}">${words.at(-1)} ✗</text></g>`,
-`<g class="pinned"><rect class="ring kept" x="${found[lost].x - 2}" y="${found[lost].y - 17}" width="${found[lost].width + 4}" height="23" rx="4"/>`
-  + `<text class="right" x="${found[end].x + 2.5}" y="${found[end].y}">${right} ✓</text></g>`);
+drawn.push(`<g class="lost"><path class="line" d="M${from} ${y - 6}H${gutter}V${ring.y - 17}H${ring.x + ring.width}"/>`
+  + `<rect class="ring" x="${ring.x - 2}" y="${ring.y - 17}" width="${ring.width + 4}" height="23" rx="4"/>`
+  + `<text class="wrong" x="${x + 2.5}" y="${y}">${words.at(-1)} ✗</text></g>`,
+`<g class="pinned"><rect class="ring kept" x="${ring.x - 2}" y="${ring.y - 17}" width="${ring.width + 4}" height="23" rx="4"/>`
+  + `<text class="right" x="${x + 2.5}" y="${y}">${right} ✓</text></g>`);
 
 process.stdout.write(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" role="img" aria-labelledby="title">
 <title id="title">A model writes out a program. Under H2O its cache loses one token, and the answer turns wrong; with this token protected it is right.</title>

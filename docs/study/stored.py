@@ -97,9 +97,27 @@ def solved(found: TaskSummary, specs: Sequence[str], budgets: Collection[str] = 
     return finish(figure, f"Problems solved, %, with 95 % intervals: {'; '.join(told)}.")
 
 
+IN_WORDS = {
+    **{"recent=0": "nothing protected", "pin_prompt=false": "may evict the prompt"},
+    **{"schedule=every_block": "at every block", "per_head=true": "head by head"},
+    **{"precision=nvfp4": "in NVFP4", "layers=apart": "layer by layer"},
+    **{"recent=": "newest {} protected", "every=": "every {} tokens"},
+    **{"threshold=": "α = {}", "window=": "window of {}", "interval=": "every {} tokens"},
+    **{"selector=": "{} queries", "group=": "groups of {}", "residual=": "newest {} at 16 bits"},
+    **{"key_bits=": "keys of {} bits", "value_bits=": "values of {} bits"},
+}
+"""What options mean, or their beginnings, before a value."""
+
+
+def in_words(option: str) -> str:
+    """Return what an option means, if that has words here."""
+    name, _, value = option.partition("=")
+    return IN_WORDS.get(option) or IN_WORDS.get(f"{name}=", option).format(value)
+
+
 @cache
 def plain_name(spec: str) -> str:
-    """Return a method as its page calls it: "CAOTE applied to H2O (recent=0)"."""
+    """Return a method as its page calls it: "CAOTE applied to H2O (newest 25 protected)"."""
     method, _, options = spec.partition("@")
     wrappers = {"caote": "CAOTE", "fast_caote": "FastCAOTE"}
     pages = RESULTS.parents[1] / "methods"
@@ -108,7 +126,9 @@ def plain_name(spec: str) -> str:
         or re.findall("^# (.+)", (pages / f"{name}.md").read_text("utf-8"), re.MULTILINE)[0]
         for name in method.split(":")
     ]
-    return " applied to ".join(names) + (options and f" ({options.replace(',', ', ')})")
+    return " applied to ".join(names) + (
+        options and f" ({', '.join(map(in_words, options.split(',')))})"
+    )
 
 
 def _short(spec: str) -> str:

@@ -76,7 +76,7 @@ class Bars:
             drawn += bar.plain
             yield Text(f" {name:<{label}} {text:>{max(map(len, texts))}} ").append_text(bar)
         signs = [says for sign, says in SIGNS.items() if sign in drawn]
-        yield Text(" · ".join([f"█ {self.says}", *signs]), "dim")
+        yield Text(" · ".join([f"█{'▓' * ('▓' in drawn)} {self.says}", *signs]), "dim")
 
     def name(self, row: MeasuredRow) -> str:
         """Return a row's name with its marks."""

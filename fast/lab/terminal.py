@@ -143,11 +143,11 @@ def keep_tables(name: str, tables: Iterable[Table]) -> None:
     """Keep all columns in a file, if one can be written here, and say where they are."""
     texts = ["\n".join([each.title, str(each), *each.notes, *each.legend]) for each in tables]
     path = Path("kvlab-report", f"{name}.txt")
-    where = f"--table, or {path}"
+    where = f"{path}, or the option --table"
     try:
         write_text(path, "\n".join([*texts, ""]))
     except OSError:
-        where = "--table"
+        where = "the option --table"
     print_caption(f"All columns, and what they mean: {where}")
 
 

@@ -165,7 +165,7 @@ class EvictionError(Around):
 
 @dataclass(frozen=True)
 class Caote(Wrapper):
-    """Evict the entry without which the attention output changes least, by a score's weights."""
+    """Correct a score by how much the attention output would change without the entry."""
 
     norm: float = 2
     """Order of the norm in which the change of the output is measured."""

@@ -141,7 +141,7 @@ export class EvictionError extends Score {
   }
 }
 
-/** Evict the entry without which the attention output changes least, by a score's weights. */
+/** Correct a score by how much the attention output would change without the entry. */
 export class Caote extends Method {
   static id = "caote";
   static title = "CAOTE";

@@ -86,7 +86,6 @@ class Run {
 }
 
 const runs = timeline.runs.map((stored) => new Run(stored));
-const lastStep = Math.max(...runs.map((run) => run.steps.length)) - 1;
 
 // ---- what is shown: one code per token ----------------------------------------------------------
 
@@ -247,7 +246,7 @@ class Pane {
   }
 
   listen() {
-    this.choice.addEventListener("change", () => { this.select(); legend(); show(); });
+    this.choice.addEventListener("change", () => { this.select(); legend(); go(now); });
     this.chart.addEventListener("click", (event) => {
       const box = this.chart.getBoundingClientRect();
       go(Math.floor((event.clientY - box.top) / box.height * this.run.steps.length));
@@ -432,11 +431,11 @@ function tellAbout(run, chosenHeads, position, step) {
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
   facts.push(
-    ["attention", number(mean) + (several ? `, mean of ${found.length} heads that have it` : "")],
+    ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
     ["score", several ? "choose a layer and a head" : score(found[0].score)],
     ["last activation", activation(Math.max(...found.map((known) => known.stamp)), several)],
-    ["MRI", longest ? `${longest} steps${several ? ", the longest" : ""}` : "no interval yet"],
-    ["known", at === step ? "at this step" : `at step ${at}`],
+    ["longest interval (MRI)", longest ? `${longest} steps${several ? ", the longest" : ""}` : "no interval yet"],
+    ["as of", at === step ? "this step" : `step ${at}, the latest that is stored`],
   );
   return facts;
 }
@@ -476,7 +475,7 @@ function activation(stamp, several) {
 const find = (id) => document.getElementById(id);
 const asked = new URLSearchParams(`${location.search.slice(1)}&${location.hash.slice(1)}`);
 const darkness = matchMedia("(prefers-color-scheme: dark)");
-let now = 0, playing = null, wanted = asked.get("theme");
+let now = 0, lastStep = 0, playing = null, wanted = asked.get("theme");
 
 function heads(run) {
   const L = run.layers.length, G = run.kv_heads;
@@ -544,11 +543,13 @@ function fill(select, count, label) {
 
 function legend() {
   const drawn = panes.flatMap((pane) => pane.run ?? []);
+  lastStep = Math.max(...drawn.map((run) => run.steps.length)) - 1;
+  find("step").max = lastStep;
   const entries = [...HUES.entries()].filter(([each]) => drawn.some((run) =>
     run.states.some(([keys], index) => index !== GONE && keys && hue(run.bits[index]) === each)));
   const parts = entries.map(([each, words]) => [`t h${each} l8`, entries.length > 1 ? `kept at ${each ? "about " : ""}${words}` : "kept"]);
   parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"], ["t h0 l3 n", "evicted at this step by some heads"]);
-  if (drawn.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "lost, and needed for it"]);
+  if (drawn.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "needed, and lost by some heads"]);
   find("legend").replaceChildren(...parts.map(([name, words]) => element("span", name, words)));
 }
 
@@ -569,15 +570,14 @@ find("about").textContent = [
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
 find("made").textContent = `A token counts as activated from attention ${timeline.threshold} on. Made by kvlab ${timeline.kvlab}.`;
-if (lastStep < 30) find("speed").value = "2";
 fill(find("layer"), runs[0].layers.length, (index) => runs[0].layers[index]);
 fill(find("head"), runs[0].kv_heads, (index) => index);
-find("step").max = lastStep;
 
 const pick = (name, otherwise) => (asked.has(name) && Number(asked.get(name)) < runs.length ? Number(asked.get(name)) : otherwise);
 const panes = [new Pane("left", pick("left", 0)), new Pane("right", pick("right", runs.length > 1 ? 1 : ""), true)];
 find("panes").append(...panes.map((pane) => pane.root));
 legend();
+if (lastStep < 30) find("speed").value = "2";
 
 find("step").addEventListener("input", () => go(Number(find("step").value)));
 find("play").addEventListener("click", () => play(playing === null));
