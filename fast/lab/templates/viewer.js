@@ -315,7 +315,7 @@ class Pane {
     const jump = element("button", "", `✗ First wrong token: ${named(position)}`);
     jump.onclick = () => goTo(this.failing);
     this.failure.replaceChildren(jump, ` The full cache writes ${quoted(shown)}`
-      + (lost.length ? `, because it still attends to ${lost.map(named).join(", ")}, which some heads have lost here.` : "."));
+      + (lost.length ? `, because it still attends to ${isProgram(this.run) ? lost.map(named).join(", ") : between(this.run, lost)}, which some heads have lost here.` : "."));
   }
 
   paint() {
@@ -400,8 +400,15 @@ function isProgram(run) {
   return run.shown.some((text, position) => text !== run.texts[position]);
 }
 
+// The words of a text from the first to the last of some tokens, if these lie together.
+function between(run, positions) {
+  const first = Math.min(...positions), last = Math.max(...positions);
+  if (last - first > 12) return positions.map((at) => quoted(run.shown[at])).join(", ");
+  return quoted(run.shown.slice(first, last + 1).join(""));
+}
+
 function placeOf(run, position) {
-  if (!isProgram(run)) return ` at ${position}`;
+  if (!isProgram(run)) return "";
   const begins = run.shown.slice(0, position + 1).findLast((text) => text.startsWith("\n"));
   if (!begins) return " at the beginning";
   return ` in line ${begins.trim().split(" ").pop()}${position < run.prompt ? " of the program" : ""}`;
@@ -602,4 +609,4 @@ addEventListener("message", (event) => { // from the page around a frame
 const failing = panes.map((pane) => pane.failing).filter((step) => step !== undefined);
 goTo(asked.has("step") ? Number(asked.get("step")) || 0 : failing.length ? Math.min(...failing) : 0);
 if (asked.has("token")) choose(Number(asked.get("token")) || 0);
-else for (const pane of panes) if (pane.run?.failure?.lost.length) pane.reveal(pane.run.failure.lost[0]);
+else for (const { run } of panes) if (run?.failure?.lost.length) for (const pane of panes) if (pane.run) pane.reveal(run.failure.lost[0]);
