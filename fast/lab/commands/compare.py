@@ -141,7 +141,7 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
         entries = subject.budgets[sweep.budgets[0]]
         found = viewing.record_methods(source, specs, entries, most_values=1)
     runs, styled = found.timeline.runs, console.color_system is not None
-    struck = "Struck out: evicted by half of the heads, or" if styled else "Between tildes:"
+    struck = "Struck out: evicted by at least half the heads, or" if styled else "Between tildes:"
     print_texts(f"{x}: {said}" for x, said in registry.summaries(sweep.methods).items())
     told = f"The model runs this program, and may keep {entries} of {problem.tokens} tokens. "
     told += f"L<c>: the line whose number c holds. {struck} needed and lost. …: lines left out."

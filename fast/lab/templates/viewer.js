@@ -438,11 +438,11 @@ function tellAbout(run, chosenHeads, position, step) {
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
   facts.push(
+    ["measured", at === step ? "at this step" : `at step ${at}, the latest stored`],
     ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
     ["score", several ? "choose a layer and a head" : score(found[0].score)],
     ["last activation", activation(Math.max(...found.map((known) => known.stamp)), several)],
-    ["longest interval (MRI)", longest ? `${longest} steps${several ? ", the longest" : ""}` : "no interval yet"],
-    ["as of", at === step ? "this step" : `step ${at}, the latest that is stored`],
+    ["longest interval (MRI)", longest ? `${longest} steps` : "no interval yet"],
   );
   return facts;
 }
@@ -504,7 +504,7 @@ function goTo(step) {
 
 function show() {
   for (const pane of panes) pane.show(now);
-  const seen = panes[0].run.steps[Math.min(now, panes[0].run.steps.length - 1)];
+  const seen = Math.max(...panes.map(({ run }) => (run ? run.steps[Math.min(now, run.steps.length - 1)] : 0)));
   const where = `step ${now} of ${lastStep} · ${seen} tokens read`;
   find("where").textContent = where;
   find("step").setAttribute("aria-valuetext", where);
@@ -571,9 +571,9 @@ document.documentElement.classList.toggle("embedded", asked.has("embed"));
 const program = runs.some(isProgram);
 find("about").textContent = [
   `What a model (${timeline.model}) ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}, under one method in each column.`,
-  "Coloured: the KV cache holds a key and a value of this token for every KV head. Struck out: evicted.",
+  "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
   program ? "L<c>: the line whose number c holds." : "",
-  "Press Play, or pull the slider; choose methods above the columns; point at a token to see what is known of it.",
+  "Press Play or pull the slider; point at a token to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
 find("made").textContent = `A token counts as activated from attention ${timeline.threshold} on. Made by kvlab ${timeline.kvlab}.`;
