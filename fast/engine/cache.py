@@ -199,6 +199,11 @@ class LayerCache:
         return self._vacant is not None
 
     @property
+    def begun(self) -> bool:
+        """Whether there was a block: before it, neither rows nor number formats are known."""
+        return self.counts != ()
+
+    @property
     def sequences(self) -> int:
         """Sequences of the batch."""
         return len(self.counts) // self.layers
@@ -211,7 +216,7 @@ class LayerCache:
     @property
     def ragged(self) -> bool:
         """Whether some slots are empty."""
-        return self.counts != () and min(self.counts) < self.columns.count
+        return self.begun and min(self.counts) < self.columns.count
 
     @property
     def positions(self) -> Positions:
@@ -255,7 +260,7 @@ class LayerCache:
         else:
             columns = {"keys": keys, "values": values}
         columns["positions"] = clock.positions[:, None].expand(N, G, m)
-        if not self.counts:
+        if not self.begun:
             self.begin(N, keys)
         only_block = len(self) == 0
         self.open_slots(columns, clock.present)
