@@ -199,11 +199,6 @@ class LayerCache:
         return self._vacant is not None
 
     @property
-    def begun(self) -> bool:
-        """Whether there was a block: before it, neither rows nor number formats are known."""
-        return self.counts != ()
-
-    @property
     def sequences(self) -> int:
         """Sequences of the batch."""
         return len(self.counts) // self.layers
@@ -216,7 +211,7 @@ class LayerCache:
     @property
     def ragged(self) -> bool:
         """Whether some slots are empty."""
-        return self.begun and min(self.counts) < self.columns.count
+        return self.counts != () and min(self.counts) < self.columns.count
 
     @property
     def positions(self) -> Positions:
@@ -260,7 +255,7 @@ class LayerCache:
         else:
             columns = {"keys": keys, "values": values}
         columns["positions"] = clock.positions[:, None].expand(N, G, m)
-        if not self.begun:
+        if not self.counts:
             self.begin(N, keys)
         only_block = len(self) == 0
         self.open_slots(columns, clock.present)

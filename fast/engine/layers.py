@@ -176,7 +176,7 @@ class Layers:
         equally many entries. ``now`` is the clock of a sequence after the next token.
         """
         first = self.caches[0]
-        if not self.policy.is_plain or not first.begun or now.seen < self._asks_again:
+        if not self.policy.is_plain or not first.counts or now.seen < self._asks_again:
             return False
         later = (replace(now, seen=now.seen + ahead) for ahead in range(SOON))
         if not any(self.policy.schedule.due(token) for token in later):
@@ -257,6 +257,6 @@ class Layers:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         for group in self.groups:
             group.catch_up()
-            if group.cache.begun:
+            if group.cache.counts:
                 group.cache.map_rows(change, order)
             group.prompt = None

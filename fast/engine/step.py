@@ -73,7 +73,8 @@ def _open_step(group: Group, clock: BatchClock) -> Step:
     if not single:
         group.catch_up()
     reads = policy.reads(clock) != "none"
-    may_wait = policy.may_wait and cache.begun and not cache.triton
+    begun = cache.counts != ()  # before a first block, `cache.triton` is not known
+    may_wait = policy.may_wait and begun and not cache.triton
     # A token that a CUDA graph captures has a vacant slot (`TokenGraph` in huggingface/graphs.py).
     # It must observe itself: a replay runs no code of the host, which would let it wait.
     may_wait = may_wait and not cache.has_vacant_slot
