@@ -214,8 +214,8 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
     for question, (tokens, first) in zip(questions, written, strict=True):
-        text = backend.decode(tokens)
-        outcome = task.grade(question.problem, text)
+        answer = backend.decode(tokens)
+        outcome = task.grade(question.problem, answer)
         if isinstance(task, Own):
             tokens = task.graded(question.problem, tokens, backend.decode)
         known = outcome.solved or not job.to_first_error
@@ -226,7 +226,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
                 "tokens": len(tokens) if known else None,
                 "after_eviction": tokens_after(first, len(question.prompt), len(tokens)),
                 "seconds_per_token": seconds,
-                "written": text if isinstance(task, Own) else None,
+                "written": answer if isinstance(task, Own) else None,
             }
         )
     return found
@@ -280,8 +280,8 @@ def _solved(job: Job, question: Question, greedy: np.ndarray) -> bool | None:
     if not task.one_answer:
         return None
     if not isinstance(task, Rated):
-        text = _backend(job).decode(question.solution)
-        if not task.grade(question.problem, text).solved:
+        draft = _backend(job).decode(question.solution)
+        if not task.grade(question.problem, draft).solved:
             return False
     return bool(greedy[question.asked or slice(None)].all())
 
@@ -305,7 +305,7 @@ def _write(
     """
     limit, stop = max(question.limit for question in questions), questions[0].stop
     cut, seconds = [], []
-    for text, group in groupby(questions, key=lambda each: each.prompt[: each.shared]):
+    for beginning, group in groupby(questions, key=lambda each: each.prompt[: each.shared]):
         some = list(group)
         request = Request(
             prompts=[each.prompt[each.shared :] for each in some],
@@ -313,7 +313,7 @@ def _write(
             stop=stop,
             solutions=[each.solution for each in some] if to_first_error else None,
             block_size=block_size,
-            text=text,
+            text=beginning,
         )
         started = perf_counter()
         written = backend.write(policy, request)
