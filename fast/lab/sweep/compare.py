@@ -32,9 +32,10 @@ Tell = Callable[[Point], None]
 def layout_of(sweep: Sweep) -> Layout:
     """Return what a comparison shows; a single batch has no time, as that had no spread."""
     part, known = sweep.parts[0], layout("compare")
-    batches = part.problems * len(part.seeds) > part.batch
+    if part.problems * len(part.seeds) > part.batch:
+        return known
     timeless = [each for each in known.columns if each.name != "ms"]
-    return known if batches else replace(known, columns=timeless)
+    return replace(known, columns=timeless)
 
 
 def compare(
