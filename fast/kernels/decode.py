@@ -231,7 +231,7 @@ def combine(
         tl.extra.cuda.gdc_wait()
     head, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if turn < RHO:
-        column, this_row = tl.arange(0, BLOCK_D), turn + tl.arange(0, 1)
+        column, this_row = tl.arange(0, BLOCK_D), turn + tl.arange(0, 1)  # a list of one row
         # `own_`, since a name has one shape in both branches of Triton's `if`
         own_anchor, own_inverse = joined_softmax(lse, head, this_row, parts, RHO, BLOCK_PARTS)
         joined = tl.zeros([BLOCK_D], tl.float32)
