@@ -73,13 +73,14 @@ def _open_step(group: Group, clock: BatchClock) -> Step:
     if not single:
         group.catch_up()
     reads = policy.reads(clock) != "none"
-    may_wait = policy.may_wait and cache.counts != () and not cache.triton
+    begun = cache.counts != ()  # before a first block, `cache.triton` is not known
+    may_wait = policy.may_wait and begun and not cache.triton
     # A token that a CUDA graph captures has a vacant slot (`TokenGraph` in huggingface/graphs.py).
     # It must observe itself: a replay runs no code of the host, which would let it wait.
     may_wait = may_wait and not cache.has_vacant_slot
     waits = single and reads and may_wait and not any(due)
     every = clock.of_layers(cache.layers, group.prompt)
-    group.prompt = every.prompt
+    group.prompt = every.prompt  # repeated for all layers once: the next step is given it again
     group.step = step = Step(every, due * cache.layers, reads and not waits, waits)
     if cache.layers > 1:
         heads = cache.positions.shape[1]
@@ -106,6 +107,7 @@ def attend(layers: Layers, place: int, block: Block) -> Queries:
         if layers.shared:
             assert group.step is not None
             return _append_and_attend(group, group.step, place, block)
+        # tokens that wait are observed in a step, and who watches is shown one for every block
         if policy.only_attends(block.clock) and not (group.waiting or layers.watch):
             return _only_attend(layers, group.cache, block)
         step = _open_step(group, block.clock)
@@ -127,6 +129,7 @@ def _only_attend(layers: Layers, cache: LayerCache, block: Block) -> Queries:
         layers.aging.append(cache)
     cache.release_state()
     view, needs = _append(cache, block), layers.policy.needs
+    # Triton's launch converts queries itself (`arguments_of` in kernels/attend_rows.py)
     queries = block.queries if cache.triton else block.queries.to(cache.dtype)
     return attend_as_needed(needs, False, queries, None, view)[0].to(block.keys.dtype)
 
@@ -140,6 +143,7 @@ def _append_and_attend(group: Group, step: Step, place: int, block: Block) -> Qu
     policy, cache = group.policy, group.cache
     single, shared = block.queries.shape[3] == 1, cache.layers > 1
     view = _write(step, cache, place, block) if shared else _append(cache, block)
+    # as in `_only_attend`: Triton's launch for one token converts its queries itself
     queries = block.queries if single and cache.triton else block.queries.to(cache.dtype)
     if policy.specification.reposition:
         assert block.rotate is not None
@@ -224,6 +228,7 @@ def _finish(layers: Layers, groups: Sequence[Group]) -> None:
             decision = decide(policy, seen, step.due, every)
         with _shown(layers.watch, group.cache, step, decision):
             if seen is None:
+                # nothing was decided: of what `apply` does, only the new entries are to be encoded
                 policy.precision.encode(group.cache, step.clock)
             elif (survivors := apply(policy, seen, decision)) is not None:
                 step.outputs = [survivors.to(step.outputs[0].dtype)]
@@ -286,7 +291,7 @@ def decide(
     """
     cache, quantises = seen.cache, policy.precision.quantises
     protected = policy.protect.protected(seen)
-    evicting, kept = plan(policy, seen, due, protected)
+    evicting, kept = counts_to_evict(policy, seen, due, protected)
     if not any(evicting):
         every = KeepSet(_every_slot(seen), cache.counts)
         return Decision(None, protected, every) if quantises else None
@@ -295,10 +300,13 @@ def decide(
         scores = _mean_over_layers(policy, of_layers or [seen], candidates, kept)
     else:
         scores = policy.score.score(cache.state, seen, candidates, kept)
-    # Codes lie in tables without vacant slots, `first_to_go` does not know which slots are empty,
-    # and `attend_survivors` needs the keep set.
-    in_place = not (quantises or cache.ragged or policy.specification.evict_before_attend)
-    if in_place and set(evicting) == {1}:
+    # One entry leaves its slot to the next token, and nothing else moves. Not so with codes, which
+    # lie in tables without vacant slots; where some slots are empty, which `first_to_go` does not
+    # know; and where `attend_survivors` needs the keep set.
+    one_leaves_in_place = set(evicting) == {1} and not (
+        quantises or cache.ragged or policy.specification.evict_before_attend
+    )
+    if one_leaves_in_place:
         slot, lowest = first_to_go(scores, protected, seen.positions)
         _note_nan(cache, lowest)
         return Decision(scores, protected, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
@@ -354,36 +362,39 @@ def _mean_over_layers(
     return scores.mean(dim=0, keepdim=True).expand_as(scores).flatten(0, 1)
 
 
-def plan(
+def counts_to_evict(
     policy: Policy, seen: Observation, due: Sequence[bool], protected: Marks | None
 ) -> tuple[list[int], list[int]]:
-    """Return for every row of the cache how many entries are evicted, and candidates kept.
+    """Return two counts for every row of the cache: entries to evict, and candidates to keep.
 
-    Candidates are what is not protected. What is kept of them is never negative, unlike the
+    `Policy.plan` says both where they follow from the clock. Candidates are what is not protected.
+    What is kept of them is never negative, unlike the
     `Budget.room` from which `divided` makes it. All layers share the answer if it follows from the
     clock and the counts alone: the memo is of all layers.
     """
     cache, clock = seen.cache, seen.clock
-    key = ("plan", cache.counts, cache.demoted, tuple(due))
+    key = ("counts to evict", cache.counts, cache.demoted, tuple(due))
     if key in clock.memo:
         return clock.memo[key]
     entries = [count - gone for count, gone in zip(cache.counts, cache.demoted, strict=True)]
     rows = list(zip(clock.rows, entries, due, strict=True))
+    # The first layer's rows stand for all: layers hold unequally many entries only if the budget
+    # depends on the layer, and then the answer is None where a decision is due.
     known = [policy.plan(*row) for row in rows[: cache.sequences]] * cache.layers
     alike = None not in known
-    if not alike:  # layers may hold unequally many
+    if not alike:
         known = [policy.plan(*row) for row in rows]
-    plans = [
-        _plan_by_data(policy, seen, number, entries[number], protected) if each is None else each
+    counts = [
+        _counts_by_data(policy, seen, number, entries[number], protected) if each is None else each
         for number, each in enumerate(known)
     ]
-    evicting, kept = map(list, zip(*plans, strict=True))
+    evicting, kept = map(list, zip(*counts, strict=True))
     if alike:
         clock.memo[key] = evicting, kept
     return evicting, kept
 
 
-def _plan_by_data(
+def _counts_by_data(
     policy: Policy, seen: Observation, number: int, entries: int, protected: Marks | None
 ) -> tuple[int, int]:
     """Return how many entries of one row are evicted and kept, by its data or its layer."""

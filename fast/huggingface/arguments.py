@@ -13,7 +13,8 @@ from kvlab.fast.huggingface.generation import how_to_go_on
 from kvlab.fast.huggingface.identity import invoked_adapters
 from kvlab.fast.huggingface.padding import Blocks
 from kvlab.fast.huggingface.rotary import longest_alike
-from kvlab.fast.huggingface.text import State, StreamClock, Text
+from kvlab.fast.huggingface.stream_clock import StreamClock
+from kvlab.fast.huggingface.text import State, Text
 from kvlab.fast.kernels.notation import Real, Tensor
 
 Given = Mapping[str, Any]
@@ -73,7 +74,7 @@ class Arguments:
             raise ValueError("cache_position: the cache counts its tokens itself; leave it out")
         inputs = inputs_of(stated, clock.columns)
         N, m = inputs.shape[:2]
-        clock.check(N)
+        clock.check_batch_size(N)
         check_logits_to_keep(stated.get("logits_to_keep", 0), clock.records_confidence)
         real = real_tokens(clock, stated.get("attention_mask"), N, m)
         if m > 1 and "position_ids" in stated:

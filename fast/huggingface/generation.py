@@ -14,7 +14,7 @@ import torch
 from kvlab.fast.huggingface.attachment import Attachment
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.identity import without_wrapper
-from kvlab.fast.huggingface.text import PADDING, fingerprints
+from kvlab.fast.huggingface.stream_clock import PADDING, fingerprints
 from kvlab.fast.kernels.notation import Int, Tensor
 
 WITH_OWN_CACHES = (

@@ -20,7 +20,8 @@ from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.storage import Code, Partners, Storage
 from kvlab.fast.huggingface.identity import ADDRESS, devices_of, identity_of, writes_to
-from kvlab.fast.huggingface.text import StreamClock, Text
+from kvlab.fast.huggingface.stream_clock import StreamClock
+from kvlab.fast.huggingface.text import Text
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.quantise import Groups
@@ -63,7 +64,7 @@ def save(cache: Any, path: Path, model_name: str | None) -> None:
         "version": version("kvlab"),
         "model": identity,
         "method": _method_of(text.policy),
-        "longest": text.clock.longest,
+        "longest": text.clock.longest_prompt,
         "clock": write(text.clock, "clock"),
         "layers": [write(x, f"layers.{n}") for n, x in enumerate(text.layers.copies())],
         "others": [

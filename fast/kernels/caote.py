@@ -82,7 +82,7 @@ def joined_by_norm(per_row: PerRow) -> PerEntry:
 
 
 def remaining_mass(h: PerRow) -> PerRow:
-    """Return Σh − h_j: of equal entries the same, and without cancellation."""
+    """Return Σh − h_j: equal entries get equal masses, without cancellation."""
     total = h.sum(dim=-1, keepdim=True)
     dominant = h > total / 2
     others = h.masked_fill(dominant, 0.0).sum(dim=-1, keepdim=True)
@@ -185,8 +185,10 @@ def sums_of_others(
     float32. ``kind`` is for the tuner alone, which reads arguments by name. Grid: (heads, parts).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    split = tl.arange(0, BLOCK_ROWS)
-    row, piece = (split // PIECES)[:, None], (split % PIECES)[:, None]
+    # The product's BLOCK_ROWS lines are rows × pieces: the PIECES of row 0, then those of row 1, …
+    line = tl.arange(0, BLOCK_ROWS)
+    row, piece = line // PIECES, line % PIECES
+    real = (row < ROWS)[:, None]
     total = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
     mass = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
     place = tl.full([BLOCK_ROWS, BLOCK_N], -1, tl.int32)
@@ -194,40 +196,42 @@ def sums_of_others(
     for block in range(part * rounds, (part + 1) * rounds):
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
-        at = all_h + (head * ROWS + row) * n + entry[None, :]
-        h = tl.load(at, mask=(row < ROWS) & there[None, :], other=0.0)
+        at = all_h + (head * ROWS + row[:, None]) * n + entry[None, :]
+        h = tl.load(at, mask=real & there[None, :], other=0.0)
         place = tl.where(h > DOMINANT, entry[None, :], place)
         w = tl.where(h > DOMINANT, 0.0, h)
         mass += w
         if FAST:
-            w = tl.where(row < ROWS, 1.0, w)
+            # 1 even where no entry is `there`: `read_vectors` returns zeros for its value
+            w = tl.where(real, 1.0, w)
         v = common.read_vectors(values, head, entry, there, D, BLOCK_D, WIDE)
         if not WIDE:
-            w, down = in_pieces(w, piece, v.dtype)
+            w, down = in_pieces(w, piece[:, None], v.dtype)
         product = tl.dot(w, v, input_precision="ieee")
         if v.dtype.is_fp16():
             product *= down[:, None]
         total += product
-    LINES: constexpr = BLOCK_ROWS // PIECES
-    total = tl.sum(tl.reshape(total, [LINES, PIECES, BLOCK_D]), axis=1)
-    line, column = tl.arange(0, LINES)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    JOINED: constexpr = BLOCK_ROWS // PIECES
+    total = tl.sum(tl.reshape(total, [JOINED, PIECES, BLOCK_D]), axis=1)
+    joined, column = tl.arange(0, JOINED)[:, None], tl.arange(0, BLOCK_D)[None, :]
     first = (head * parts + part) * ROWS
-    tl.store(sums + (first + line) * D + column, total, mask=(line < ROWS) & (column < D))
-    own = (split % PIECES == 0) & (split // PIECES < ROWS)
-    tl.store(masses + first + split // PIECES, tl.sum(mass, axis=1), mask=own)
-    tl.store(places + first + split // PIECES, tl.max(place, axis=1), mask=own)
+    tl.store(sums + (first + joined) * D + column, total, mask=(joined < ROWS) & (column < D))
+    # mass and place are the same in all lines of a row: its first one stores them
+    stores = (piece == 0) & (row < ROWS)
+    tl.store(masses + first + row, tl.sum(mass, axis=1), mask=stores)
+    tl.store(places + first + row, tl.max(place, axis=1), mask=stores)
 
 
 @common.kernel
-def own_error(h, own, rest, left, most):
+def error_from_others(h, own_value, rest, left, most):
     """Return an entry's error from its weight and value, and the sum and the mass of all others."""
-    apart = own - rest / tl.where(left > 0, left, 1.0)
+    apart = own_value - rest / tl.where(left > 0, left, 1.0)
     return tl.where(left > 0, h * tl.sqrt(tl.sum(apart * apart, axis=0)), most)
 
 
 @common.kernel
 def join_parts(
-    all_h, values, points, dominant, sums, masses, places,
+    all_h, values, points, dominant_errors, sums, masses, places,
     n, most,
     ROWS: constexpr, D: constexpr, PARTS: constexpr, BLOCK_PARTS: constexpr, BLOCK_D: constexpr,
     FAST: constexpr,
@@ -240,26 +244,26 @@ def join_parts(
     head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     part, column = tl.arange(0, BLOCK_PARTS), tl.arange(0, BLOCK_D)
     there, real = part < PARTS, column < D
-    line, own_part = head * ROWS + row, (head * PARTS + part) * ROWS + row
-    place = tl.max(tl.load(places + own_part, mask=there, other=-1), axis=0)
-    left = tl.sum(tl.load(masses + own_part, mask=there, other=0.0), axis=0)
+    at_row, at_parts = head * ROWS + row, (head * PARTS + part) * ROWS + row
+    place = tl.max(tl.load(places + at_parts, mask=there, other=-1), axis=0)
+    left = tl.sum(tl.load(masses + at_parts, mask=there, other=0.0), axis=0)
     here = there[:, None] & real[None, :]
-    summed = tl.load(sums + own_part[:, None] * D + column, mask=here, other=0.0)
+    summed = tl.load(sums + at_parts[:, None] * D + column, mask=here, other=0.0)
     summed = tl.sum(summed, axis=0)  # without the dominant entry; FAST: with all
-    own = values.data + head * values.head + place.to(tl.int64) * values.row + column
-    own = tl.load(own, mask=real & (place >= 0), other=0.0).to(tl.float32)
-    h = tl.load(all_h + line * n + place, mask=place >= 0, other=0.0)
+    at = values.data + head * values.head + place.to(tl.int64) * values.row + column
+    own_value = tl.load(at, mask=real & (place >= 0), other=0.0).to(tl.float32)
+    h = tl.load(all_h + at_row * n + place, mask=place >= 0, other=0.0)
     if FAST:
         point = summed / n
-        apart = own - point
+        apart = own_value - point
         distance = tl.sqrt(tl.sum(apart * apart, axis=0))
         error = h / tl.where(left > 0, left, 1.0) * distance
         error = tl.where(left > 0, tl.minimum(error, most), most)
     else:
-        point = summed + h * own
-        error = own_error(h, own, summed, left, most)
-    tl.store(points + line * D + column, point, mask=real)
-    tl.store(dominant + line, error)
+        point = summed + h * own_value
+        error = error_from_others(h, own_value, summed, left, most)
+    tl.store(points + at_row * D + column, point, mask=real)
+    tl.store(dominant_errors + at_row, error)
 
 
 @common.kernel
@@ -288,26 +292,26 @@ def add_heavy_errors(
     at = tl.full([BLOCK_ROWS], -1, tl.int32)  # of every row: the entry, and its error
     found = tl.zeros([BLOCK_ROWS], tl.float32)
     for row in range(0, ROWS):
-        line = all_h + (head * ROWS + row) * n
+        weights = all_h + (head * ROWS + row) * n
         place = tl.full([], -1, tl.int32)
         for block in range(tl.cdiv(first, WALKED), tl.cdiv(last, WALKED)):
             entry = block * WALKED + tl.arange(0, WALKED)
-            h = tl.load(line + entry, mask=entry < n, other=0.0)
+            h = tl.load(weights + entry, mask=entry < n, other=0.0)
             place = tl.maximum(place, tl.max(tl.where(h > limit, entry, -1), axis=0))
         if place >= 0:
             rest = tl.zeros([WALKED, BLOCK_D], tl.float32)
             left = tl.zeros([WALKED], tl.float32)
             for block in range(0, tl.cdiv(n, WALKED)):
                 entry = block * WALKED + tl.arange(0, WALKED)
-                h = tl.load(line + entry, mask=(entry < n) & (entry != place), other=0.0)
+                h = tl.load(weights + entry, mask=(entry < n) & (entry != place), other=0.0)
                 v = common.read_vectors(values, head, entry, entry < n, D, BLOCK_D, True)
                 rest += h[:, None] * v
                 left += h
-            own = values.data + head * values.head + place.to(tl.int64) * values.row + column
-            own = tl.load(own, mask=column < D, other=0.0).to(tl.float32)
-            error = own_error(
-                tl.load(line + place), own, tl.sum(rest, axis=0), tl.sum(left, axis=0), most
-            )
+            own_at = values.data + head * values.head + place.to(tl.int64) * values.row + column
+            own_value = tl.load(own_at, mask=column < D, other=0.0).to(tl.float32)
+            own_h = tl.load(weights + place)
+            others, their_mass = tl.sum(rest, axis=0), tl.sum(left, axis=0)
+            error = error_from_others(own_h, own_value, others, their_mass, most)
             at, found = tl.where(number == row, place, at), tl.where(number == row, error, found)
     to = errors + head * n + at
     if ROWS > 1:
@@ -321,16 +325,16 @@ def add_heavy_errors(
 
 
 @common.kernel
-def odds_of(h, dominant, line, limit):
+def odds_of(h, dominant_errors, at_row, limit):
     """Return h / (1 − h) of entries up to the limit, and the known error of one above it.
 
-    Each is 0 for the other entries; without ``dominant`` no error is known.
+    Each is 0 for the other entries; without ``dominant_errors`` no error is known.
     """
     light = tl.where(h > limit, 0.0, h)
-    own = 0.0
-    if dominant is not None:
-        own = tl.where(h > limit, tl.load(dominant + line), 0.0)
-    return light / (1.0 - light), own
+    known_error = 0.0
+    if dominant_errors is not None:
+        known_error = tl.where(h > limit, tl.load(dominant_errors + at_row), 0.0)
+    return light / (1.0 - light), known_error
 
 
 @common.tuned(
@@ -340,7 +344,7 @@ def odds_of(h, dominant, line, limit):
 )
 @common.kernel
 def errors_of_entries(
-    all_h, values, points, dominant, errors,
+    all_h, values, points, dominant_errors, errors,
     n, kind, parts, limit, most,
     ROWS: constexpr, D: constexpr, BLOCK_ROWS: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr,
     WIDTH: constexpr, IN_A_LANE: constexpr, STAGES: constexpr,
@@ -348,9 +352,9 @@ def errors_of_entries(
     """Distance of every value to every row's output, weighted, L2 over the rows.
 
     ``points`` are the outputs, ``limit`` the weight above which an entry is dominant: its error is
-    read from ``dominant``, or without it computed from all other entries, by `add_heavy_errors`.
-    ``kind`` is for the tuner alone, which reads arguments by name. Grid: (heads, parts); a program
-    walks some blocks.
+    read from ``dominant_errors``, or without them computed from all other entries, by
+    `add_heavy_errors`. ``kind`` is for the tuner alone, which reads arguments by name. Grid:
+    (heads, parts); a program walks some blocks.
 
     Outputs are read once a program, and values once. WIDTH channels of an entry are read at a time,
     IN_A_LANE of them by a lane (a thread), so that the LANES that share an entry are few. They all
@@ -381,32 +385,34 @@ def errors_of_entries(
         if ROWS > 1:
             top = tl.zeros([BLOCK_N], tl.float32)
             for row in tl.static_range(ROWS):
-                line = head * ROWS + row
-                h = tl.load(all_h + line * n + entry, mask=there, other=0.0)
-                odds, own = odds_of(h, dominant, line, limit)
-                top = tl.maximum(top, tl.maximum(odds, own))
+                at_row = head * ROWS + row
+                h = tl.load(all_h + at_row * n + entry, mask=there, other=0.0)
+                odds, known_error = odds_of(h, dominant_errors, at_row, limit)
+                top = tl.maximum(top, tl.maximum(odds, known_error))
             up, down = common.into_reach(top, 1)
         squares = tl.zeros([BLOCK_N, LANES], tl.float32)
         known = tl.zeros([BLOCK_N], tl.float32)
         for row in tl.static_range(ROWS):
-            line = head * ROWS + row
-            h = tl.load(all_h + line * n + entry, mask=there, other=0.0)
+            at_row = head * ROWS + row
+            h = tl.load(all_h + at_row * n + entry, mask=there, other=0.0)
             heaviest = tl.maximum(heaviest, h)
-            odds, own = odds_of(h, dominant, line, limit)
+            odds, known_error = odds_of(h, dominant_errors, at_row, limit)
             odds *= up
-            known += own if ROWS == 1 else (own * up) * (own * up)
+            only_odds = odds  # read below if there is only one row, for which `up` is 1
+            known += known_error if ROWS == 1 else (known_error * up) * (known_error * up)
             apart = v.to(tl.float32) - held[row]
+            # a lane has IN_A_LANE channels of every chunk: side by side, it adds them up by itself
             apart = tl.reshape(apart * apart, [CHUNKS, BLOCK_N, LANES, IN_A_LANE])
             apart = tl.reshape(apart.permute(1, 2, 0, 3), [BLOCK_N, LANES, CHUNKS * IN_A_LANE])
             apart = tl.sum(apart, axis=2)
             squares += apart if ROWS == 1 else apart * (odds * odds)[:, None]
         total = tl.sum(squares, axis=1)
         if ROWS == 1:
-            error = odds * tl.sqrt(total) + known  # the odds of the only row
+            error = only_odds * tl.sqrt(total) + known
         else:
             error = moved_back(tl.sqrt(total + known), down, most)
         tl.store(errors + head * n + entry, error, mask=there)
-    if dominant is None:
+    if dominant_errors is None:
         best = tl.max(heaviest, axis=0)
         if best > limit:
             tl.debug_barrier()  # errors that other threads stored above are read below
@@ -425,13 +431,17 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
     errors, most = h.new_empty(N, G, n), torch.finfo(torch.float32).max
     kind = common.kind_of_call(heads, n)
     block = {"BLOCK_D": common.columns(d), "ROWS": rows, "D": d}
-    given = None if fast or output is None or output.itemsize < 4 else output
-    if given is None:
+    exact_output = None if fast or output is None or output.itemsize < 4 else output
+    if exact_output is not None:
+        points, dominant_errors = exact_output.contiguous(), None
+        limit = DOMINANT_IN_FLOAT32
+    else:
+        limit = DOMINANT.value
         parts_of_sums = common.split(n, common.ENTRIES_OF_A_PART, heads, h.device)
         masses = h.new_empty(heads, parts_of_sums, rows)
         sums = h.new_empty(heads, parts_of_sums, rows, d)
         places = torch.empty_like(masses, dtype=torch.int32)
-        points, dominant = h.new_empty(heads, rows, d), h.new_empty(heads, rows)
+        points, dominant_errors = h.new_empty(heads, rows, d), h.new_empty(heads, rows)
         wide = common.multiplied_in_float32(values)
         pieces = 1 if wide else 4  # `in_pieces` fills three; Triton's sizes are powers of two
         sums_of_others[(heads, parts_of_sums)](
@@ -441,15 +451,12 @@ def _errors_in_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | No
             FAST=fast, WIDE=wide, **block,
         )  # fmt: skip
         join_parts[(heads, rows)](
-            h, vectors, points, dominant, sums, masses, places,
+            h, vectors, points, dominant_errors, sums, masses, places,
             n, most,
             PARTS=parts_of_sums, BLOCK_PARTS=common.magnitude(parts_of_sums), FAST=fast, **block,
         )  # fmt: skip
-    else:
-        points, dominant = given.contiguous(), None
-    limit = DOMINANT.value if given is None else DOMINANT_IN_FLOAT32
     errors_of_entries[(heads, parts_of_errors)](
-        h, vectors, points, dominant, errors,
+        h, vectors, points, dominant_errors, errors,
         n, kind, parts_of_errors, limit, most,
         BLOCK_ROWS=common.magnitude(rows), WIDTH=min(64, common.columns(d)),
         IN_A_LANE=BYTES_OF_A_LANE // values.itemsize, **block,

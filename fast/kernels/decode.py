@@ -59,7 +59,8 @@ def decode_attention(
         N, G, rho, n = *queries.shape[:3], keys.shape[2]
         heads, kernel = N * G, attend_to_parts
         # Into how many parts entries are cut depends on WAVES, which the tuner chooses at launch.
-        # The buffers fit any WAVES that it may try; the kernel packs parts by the one launched.
+        # The buffers fit any WAVES that it may try, because twice the waves never give fewer parts
+        # (`common.split`); the kernel, which is tuned below, packs parts by the WAVES launched.
         parts_of = partial(common.split, n, common.ENTRIES_OF_A_PART, heads, queries.device)
         most_parts = parts_of(common.most_waves(kernel))
         raw, lse, outputs = new_parts(queries, n, most_parts, scores=reduce != "skip")
@@ -70,7 +71,9 @@ def decode_attention(
                 values=common.rows_of(common.per_head(values)), raw=raw, lse=lse, output=outputs,
                 BLOCK_M=common.columns(rho), SCORES=reduce != "skip",
                 WITH_VALUES=True, EARLY=common.starts_early(queries.device),
-                **arguments_of(queries, keys, None, positions, None, softcap),
+                **arguments_of(
+                    queries, keys, rows_at=None, positions=positions, gains=None, softcap=softcap
+                ),
             )  # fmt: skip
             return launch_combine(
                 raw, lse, outputs, grid.taken, queries, n, reduce, counters, exact
@@ -80,7 +83,7 @@ def decode_attention(
     output, weights = attention.attend(
         queries.to(dtype), keys.to(dtype), values.to(dtype), mask, softcap
     )
-    received = handed_out(weights, reduce)
+    received = received_of(weights, reduce)
     if counters is not None:
         active = received >= counters.threshold
         counters.elapsed.add_(1)
@@ -90,8 +93,8 @@ def decode_attention(
     return output.to(queries.dtype), received
 
 
-def handed_out(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tensor:
-    """Return what is asked for of the probabilities of one token."""
+def received_of(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tensor:
+    """Return what entries receive of one token's probabilities, in the form that is asked for."""
     if reduce == "none":
         return weights
     if reduce == "skip":
@@ -105,8 +108,9 @@ def count_recurrence(
     """Take in what a token activated, in place; ``elapsed`` has counted this token already.
 
     ``counts`` are the active entries whose elapsed time counts as an interval. For attention above
-    and `combine` these are all active ones. LazyEviction's `observe_token` passes fewer with
-    ``stamp_start=first_activation``: an entry's first activation then only starts its time.
+    and the kernel below, `combine`, these are all active ones. LazyEviction's `observe_token`
+    passes fewer with ``stamp_start=first_activation``: an entry's first activation then only starts
+    its time.
     """
     interval.clamp_(min=elapsed * counts)
     elapsed.masked_fill_(active, 0)
@@ -173,25 +177,30 @@ def launch_combine(
     """
     N, G, rho, _, d = queries.shape
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
-    written = exact if exact is None else exact.contiguous()
+    exact_out = exact if exact is None else exact.contiguous()
     received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
-    elapsed = interval = received  # which the kernel leaves alone without counters
+    # without counters the kernel leaves these alone, but a pointer has to be of some tensor
+    elapsed = interval = received
     if counters is not None:
         elapsed, interval = (
             common.per_head(each, written=True) for each in (counters.elapsed, counters.interval)
         )
+    # `launch_pdl` lets `combine` be there before the kernel ahead has ended: `attend_rows` releases
+    # it at once. Only `combine` waits: it reads what that writes, and that is launched as usual,
+    # after all that it reads.
     early = common.starts_early(queries.device)
     combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, ENTRIES_FINISHED)))](
-        raw, lse, outputs, output, written, received, elapsed, interval,
+        raw, lse, outputs, output, exact_out, received, elapsed, interval,
         n, parts, counters.threshold if counters else 0.0, elapsed.stride(0),
         RHO=rho, D=d, BLOCK_RHO=common.magnitude(rho), BLOCK_D=common.magnitude(d),
         BLOCK_N=ENTRIES_FINISHED, BLOCK_PARTS=common.magnitude(parts),
+        # tables of codes have more parts (`mixed_precision`), which are joined in several turns
         JOINED=min(common.MOST_PARTS, common.magnitude(parts)),
         REDUCE=reduce, COUNT=counters is not None,
         EARLY=early, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
-    if exact is not None and written is not exact:
-        exact.copy_(written)
+    if exact is not None and exact_out is not exact:
+        exact.copy_(exact_out)
     return output, raw.view(N, G, rho, 1, n) if reduce == "none" else received
 
 
@@ -222,9 +231,9 @@ def combine(
         tl.extra.cuda.gdc_wait()
     head, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if turn < RHO:
-        column, own = tl.arange(0, BLOCK_D), turn + tl.arange(0, 1)  # one row, in a list of rows
+        column, this_row = tl.arange(0, BLOCK_D), turn + tl.arange(0, 1)  # a list of one row
         # `own_`, since a name has one shape in both branches of Triton's `if`
-        own_anchor, own_inverse = joined_softmax(lse, head, own, parts, RHO, BLOCK_PARTS)
+        own_anchor, own_inverse = joined_softmax(lse, head, this_row, parts, RHO, BLOCK_PARTS)
         joined = tl.zeros([BLOCK_D], tl.float32)
         for first in tl.static_range(0, BLOCK_PARTS, JOINED):
             part = first + tl.arange(0, JOINED)
@@ -268,7 +277,7 @@ def combine(
 
 @common.kernel
 def joined_softmax(lse, head, row, parts, RHO: constexpr, BLOCK_PARTS: constexpr):
-    """Return of each row an anchor and the inverse of its mass, over all parts.
+    """Return of each of a list of rows an anchor and the inverse of its mass, over all parts.
 
     exp(x − anchor) · inverse is the probability of a logit x, and the weight of a part whose
     log-sum-exp is x.

@@ -35,7 +35,7 @@ from kvlab.fast.kernels.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import Coded
 from kvlab.fast.kernels.common import constexpr, tl
-from kvlab.fast.kernels.decode import handed_out, launch_combine, new_parts
+from kvlab.fast.kernels.decode import launch_combine, new_parts, received_of
 from kvlab.fast.kernels.notation import Float, Int, NewestQueries, Tensor
 from kvlab.fast.kernels.quantise import unpack
 from kvlab.fast.kernels.read_codes import (
@@ -101,7 +101,7 @@ def attend_to_tables(
     logits = attention.squeezed(joined.view(N, G, rho, 1, entries), softcap)
     weights = attention.softmax(logits, mask)
     outputs = [_weighted(table, weights) for table in values if table.rows]
-    return sum(outputs[1:], outputs[0]).to(queries.dtype), handed_out(weights, reduce)
+    return sum(outputs[1:], outputs[0]).to(queries.dtype), received_of(weights, reduce)
 
 
 def _products(table: VectorTable, queries: Float[Tensor, "NG rho d"]) -> Float[Tensor, "NG rho _"]:

@@ -10,6 +10,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
 from kvlab.fast.vllm import own_backend
+from kvlab.fast.vllm.requests import BuiltFrom
 from kvlab.fast.vllm.settings import Settings, UnsupportedError, settings_of
 from kvlab.fast.vllm.turns import take_turns
 
@@ -21,7 +22,7 @@ class Evicting:
         """Build what the platform builds, and note from what."""
         build = super().build  # type: ignore[misc]
         metadata = build(common_prefix_len, common_attn_metadata, *args, **given)
-        metadata.kvlab = self, common_attn_metadata
+        metadata.kvlab = BuiltFrom(self, common_attn_metadata)
         return metadata
 
     def build_again(self, common: Any, **changed: Any) -> Any:
@@ -52,7 +53,7 @@ class Observed:
             batch = get_kv_transfer_group().of_layer[layer.layer_name].batch(metadata)
         if batch is None:
             return forward(layer, query, *tensors, metadata, **named)
-        found = forward(layer, query, *tensors, batch.metadata, **named)
+        found = forward(layer, query, *tensors, batch.kept_metadata, **named)
         if batch.attended(self, layer, query):
             take_turns(batch, getattr(self, "logits_soft_cap", None) or None)
         return found

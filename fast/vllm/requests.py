@@ -7,10 +7,11 @@ step; once all layers have attended, each of its requests has its turn (`kvlab.f
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from kvlab.fast.engine.serving import Remembered
 from kvlab.fast.kernels.notation import Float, Int, Tensor
 from kvlab.fast.vllm.blocks import Layout
 from kvlab.fast.vllm.settings import Settings, UnsupportedError
@@ -30,9 +31,9 @@ class Place:
     tokens: int
     last: int
     """Tokens at most, when the request ends."""
-    siblings: str
-    """Name of the requests for texts of the same prompt, if a score has to see all of it."""
-    takes: bool
+    siblings_name: str
+    """Of the requests for texts of the same prompt, if a score has to see all of it; else empty."""
+    follows_sibling: bool
     """Whether it keeps of the prompt what the first of them kept."""
 
 
@@ -47,14 +48,43 @@ class Request:
     """Numbers of blocks in the request."""
     waiting: list[Float[Tensor, "L m H d"]] = field(default_factory=list)
     """Queries of the earlier steps that the score has not observed, copied: no batch is kept."""
-    layers: list[tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=list)
-    """Columns of the kept entries and what is remembered of the stream, for each cache."""
+    layers: list[Remembered] = field(default_factory=list)
+    """What is remembered of the kept entries and of the stream, for each cache."""
     failed: bool = False
     """Whether a method failed, so that the request is about to end."""
 
     def kept(self, seen: int, block: int) -> list[int]:
         """Return the numbers of the blocks that are kept, of a text of ``seen`` tokens."""
         return [number for number in range(-(-seen // block)) if number not in self.evicted]
+
+    def kept_tokens(self, seen: int, block: int) -> int:
+        """Return how many tokens are kept, of a text of ``seen`` tokens.
+
+        Every evicted block was full: the one that is being written, which alone may not be, is
+        always protected (`engine/granularity.py`).
+        """
+        return seen - block * len(self.evicted)
+
+
+@dataclass(frozen=True)
+class PromptState:
+    """What the first of siblings has kept after so many tokens of the prompt.
+
+    `Turn.leave` notes it, and `Turn.keep_as_left` of the others takes it over.
+    """
+
+    evicted: set[int]
+    layers: list[Remembered]
+    """As in `Request`; nothing before the end of the prompt."""
+
+
+class BuiltFrom(NamedTuple):
+    """What a step's metadata were built from; `Evicting.build` notes it as their ``kvlab``."""
+
+    builder: Any
+    """An `Evicting` builder of the platform's."""
+    common: Any
+    """vLLM's CommonAttentionMetadata: the table of blocks, and lengths."""
 
 
 class Requests:
@@ -66,8 +96,8 @@ class Requests:
         """Numbers that the layers of this table have in the model."""
         self.layers = {every[number]: place for place, number in enumerate(self.numbers)}
         self.requests: dict[str, Request] = {}
-        self.left: dict[str, dict[int, tuple[set[int], list]]] = {}
-        """What the first of siblings evicted and remembered, by the tokens it had read."""
+        self.prompt_states: dict[str, dict[int, PromptState]] = {}
+        """By the name of the siblings, and by the tokens of the prompt that were read."""
         self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
         """Request, preemptions and numbers of blocks that the scheduler has not been told."""
         self.failures: list[tuple[str, str]] = []
@@ -85,7 +115,8 @@ class Requests:
         """
         for request_id in step.ended:
             self.requests.pop(request_id, None)
-        self.left = {name: self.left[name] for name in step.siblings & self.left.keys()}
+        living = step.siblings & self.prompt_states.keys()
+        self.prompt_states = {name: self.prompt_states[name] for name in living}
         self.places = places
 
     def batch(self, metadata: Any) -> "Batch | None":
@@ -95,7 +126,7 @@ class Requests:
         """
         if not self.places:
             return None
-        if self._batch is None or self._batch.given is not metadata:
+        if self._batch is None or self._batch.platform_metadata is not metadata:
             self._batch = Batch(self, metadata)
         return self._batch
 
@@ -117,9 +148,11 @@ class Requests:
 class Batch:
     """The requests of one step, as attention computes them."""
 
-    def __init__(self, requests: Requests, metadata: Any) -> None:
-        builder, common = metadata.kvlab
-        self.all, self.block, self.given = requests, requests.settings.block, metadata
+    def __init__(self, requests: Requests, platform_metadata: Any) -> None:
+        built_from: BuiltFrom = platform_metadata.kvlab
+        builder, common = built_from
+        self.owner, self.block = requests, requests.settings.block
+        self.platform_metadata = platform_metadata
         if builder.kv_cache_spec.block_size != self.block:
             raise UnsupportedError("kvlab: the kernel must read blocks as large as vLLM's")
         if builder.settings != requests.settings:
@@ -127,6 +160,7 @@ class Batch:
         self.tokens = common.num_actual_tokens
         self.table = common.block_table_tensor
         starts = map(int, common.query_start_loc_cpu.numpy())
+        # vLLM pads a batch at its end by requests without tokens: the others keep their rows
         tokens = [slice(*each) for each in pairwise(starts) if each[0] < each[1]]
         self.newest = self._sent([own.stop - 1 for own in tokens])
         slots = common.slot_mapping[self.newest].tolist()  # the first of two waits for the device
@@ -138,10 +172,10 @@ class Batch:
             for n, each in enumerate(zip(slots, tokens, strict=True))
         ]
         """Every request, and which of the queries are its own: the newest, or all of its tokens."""
-        self.metadata = metadata
-        """What attention is computed by: ``given``, or without the blocks that were evicted."""
+        self.kept_metadata = platform_metadata
+        """What attention is computed by: the platform's, or without blocks that were evicted."""
         if any(request.evicted for _, request, _ in self.rows):
-            self.metadata = builder.build_again(common, **self._without_evicted(common))
+            self.kept_metadata = builder.build_again(common, **self._without_evicted(common))
         self.queries: Float[Tensor, "L rows H d"] | None = None
         self.attended_layers = 0
 
@@ -151,13 +185,13 @@ class Batch:
 
     def _written_to(self, slot: int, tokens: slice) -> tuple[Place, Request]:
         """Return the request whose last token of this step, of so many, is written to a slot."""
-        place = self.all.places.get(slot // self.block)
+        place = self.owner.places.get(slot // self.block)
         if place is None or place.tokens != tokens.stop - tokens.start:
             raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
-        request = self.all.requests.get(place.request_id)
+        request = self.owner.requests.get(place.request_id)
         if request is None or request.preemptions != place.preemptions:
             request = Request(place.preemptions, place.seen - place.tokens)
-            self.all.requests[place.request_id] = request
+            self.owner.requests[place.request_id] = request
         return place, request
 
     def _without_evicted(self, common: Any) -> dict[str, Any]:
@@ -167,8 +201,10 @@ class Batch:
         columns = self._sent([[*numbers, *[0] * (wide - len(numbers))] for numbers in kept])
         table = self.table.clone()
         table[:rows, :wide] = self.table[:rows].gather(1, columns)
-        changed: dict[str, Any] = {"block_table_tensor": table, "_num_computed_tokens_cache": None}
-        lengths = [place.seen - self.block * len(own.evicted) for place, own, _ in self.rows]
+        changed: dict[str, Any] = {"block_table_tensor": table}
+        # invalidated: vLLM may have computed it from the lengths before, and a copy would keep it
+        changed["_num_computed_tokens_cache"] = None
+        lengths = [own.kept_tokens(place.seen, self.block) for place, own, _ in self.rows]
         for name in ("seq_lens", "seq_lens_cpu_upper_bound"):
             if (found := getattr(common, name)) is not None:
                 changed[name] = found.clone()
@@ -177,7 +213,7 @@ class Batch:
 
     def attended(self, attention: Any, layer: Any, query: Float[Tensor, "tokens H d"]) -> bool:
         """Note the queries of a layer; say whether it was the last one."""
-        number, requests = self.all.layers[layer.layer_name], self.all
+        number, requests = self.owner.layers[layer.layer_name], self.owner
         if requests.layout is None:
             requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
         if requests.settings.policy.remembers or requests.settings.policy.needs.rows != "none":

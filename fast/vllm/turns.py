@@ -13,7 +13,7 @@ from vllm.distributed import tensor_model_parallel_all_gather as all_gather
 
 from kvlab.fast.engine.serving import Kept
 from kvlab.fast.kernels.notation import Int, Queries, Tensor, Vectors
-from kvlab.fast.vllm.requests import Batch
+from kvlab.fast.vllm.requests import Batch, PromptState
 from kvlab.reference.observation import Clock
 
 
@@ -23,7 +23,7 @@ def take_turns(batch: Batch, softcap: float | None) -> None:
     A request whose method fails ends; until then its oldest blocks are evicted. The others go on.
     What was decided comes from the device at once, for all requests.
     """
-    turns, requests = [], batch.all
+    turns, requests = [], batch.owner
     for row, (place, request, _) in enumerate(batch.rows):
         if -(-place.last // batch.block) <= requests.settings.blocks:
             continue
@@ -54,14 +54,14 @@ class Turn:
     """What is done about one request when all layers have attended."""
 
     def __init__(self, batch: Batch, row: int, softcap: float | None) -> None:
-        self.requests, self.table, self.softcap = batch.all, batch.table[row], softcap
+        self.requests, self.table, self.softcap = batch.owner, batch.table[row], softcap
         self.place, self.request, tokens = batch.rows[row]
         self.new = [] if batch.queries is None else [batch.queries[:, tokens]]
         """Queries of this step, in the batch; nothing if the score reads none."""
         self.kept = self.request.kept(self.place.seen, batch.block)
         self.decided: Int[Tensor, " n"] | None = None
         """Whether a score was NaN, and the numbers of the blocks that every entry kept is in."""
-        self.settings, self.policy = batch.all.settings, batch.all.settings.policy
+        self.settings, self.policy = self.requests.settings, self.requests.settings.policy
         self.leaves = False
         """Whether siblings keep what this request keeps."""
 
@@ -76,11 +76,11 @@ class Turn:
         schedule, seen, size = settings.specification.schedule, place.seen, settings.prompt_block
         reads = seen - place.tokens < place.prompt
         ended = not reads or seen == place.prompt or seen % size == 0
-        if reads and place.takes:
+        if reads and place.follows_sibling:
             if ended:
                 self.keep_as_left()
             return
-        self.leaves = reads and ended and bool(place.siblings)
+        self.leaves = reads and ended and bool(place.siblings_name)
         clock = Clock(seen, (seen - 1) % size + 1 if reads else place.tokens, place.prompt)
         decides = ended and len(self.kept) > settings.blocks and schedule.due(clock)
         observes = ended or not self.policy.on_host if reads else seen % settings.block == 0
@@ -97,17 +97,18 @@ class Turn:
         """Leave what is kept for siblings; what is remembered of it only at the prompt's end."""
         place, request = self.place, self.request
         layers = request.layers if place.seen == place.prompt else []
-        self.requests.left.setdefault(place.siblings, {})[place.seen] = {*request.evicted}, layers
+        states = self.requests.prompt_states.setdefault(place.siblings_name, {})
+        states[place.seen] = PromptState({*request.evicted}, layers)
 
     def keep_as_left(self) -> None:
         """Keep what a sibling kept of the same tokens."""
         place = self.place
-        left = self.requests.left.get(place.siblings, {}).get(place.seen)
+        left = self.requests.prompt_states.get(place.siblings_name, {}).get(place.seen)
         if left is None:
             raise RuntimeError("it failed for another text of this prompt")
-        evicted, self.request.layers = left
+        self.request.layers = left.layers
         self.request.observed = place.seen
-        self.evict({*self.kept} - evicted)
+        self.evict({*self.kept} - left.evicted)
 
     def observe(self, decides: bool) -> None:
         """Let the score observe what waits; decide, and keep what it remembers of the rest."""
@@ -123,7 +124,7 @@ class Turn:
         """Return keys or values of what is kept, of all layers, from vLLM's blocks."""
         ids = self.table[torch.tensor(self.kept, device=self.table.device)].long()
         caches = [self.requests.caches[layer] for layer in self.requests.layers]
-        tokens = self.place.seen - self.settings.block * len(self.request.evicted)
+        tokens = self.request.kept_tokens(self.place.seen, self.settings.block)
         return _of_ranks(self.requests.layout.read(name, caches, ids, tokens))
 
     def queries(self) -> Queries:

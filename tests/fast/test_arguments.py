@@ -19,7 +19,7 @@ from transformers import DynamicCache, GenerationConfig
 from kvlab.fast import compress
 from kvlab.fast.huggingface.arguments import check_past
 from kvlab.fast.huggingface.attaching import implementation
-from kvlab.fast.huggingface.text import StreamClock
+from kvlab.fast.huggingface.stream_clock import StreamClock
 from support.architectures import (
     ALTERNATING,
     SMALL_EXPERTS,

@@ -16,7 +16,7 @@ from kvlab.fast.engine import long_blocks, observation
 from kvlab.fast.engine.cache import BatchClock
 from kvlab.fast.engine.observation import LayerView, Observation
 from kvlab.fast.engine.port import port
-from kvlab.fast.engine.step import MOST_WAITING, plan
+from kvlab.fast.engine.step import MOST_WAITING, counts_to_evict
 from kvlab.fast.kernels import attention
 from kvlab.reference import methods
 from kvlab.reference.generate import Session, advance, prefill
@@ -447,12 +447,12 @@ def test_layers_plan_apart_where_they_demoted_apart():
     policy, zeros = port(methods.get("mikv", 5)), torch.zeros((1, 1, 1), dtype=torch.int32)
     clock = BatchClock((Clock(10, 1, 9),), zeros[0] + 9, zeros + 9)
     queries = torch.zeros((1, 1, 1, 1, 8))
-    for demoted, plans in ((0, ([5], [3])), (4, ([1], [3])), (0, ([5], [3]))):
+    for demoted, counts in ((0, ([5], [3])), (4, ([1], [3])), (0, ([5], [3]))):
         cache = policy.empty_cache()
         cache.counts, cache.demoted = (10,), (demoted,)
         view = LayerView(cache, None)
         seen = Observation(clock, [0], 2, queries, clock.positions, view, torch.empty((1, 0)))
-        assert plan(policy, seen, [True], None) == plans
+        assert counts_to_evict(policy, seen, [True], None) == counts
 
 
 def test_repositioned_keys_agree_with_the_reference():

@@ -9,7 +9,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvlab.fast import compress
-from kvlab.fast.huggingface.text import fingerprints
+from kvlab.fast.huggingface.stream_clock import fingerprints
 from support.models import GREEDY, prompts, tiny
 
 TEXT = prompts([24])["input_ids"]

@@ -195,14 +195,14 @@ def test_every_attribute_moves_with_its_row_or_is_declared_alike(spec, layers, t
         torch.inference_mode(),
     ):
         written(model, cache, prompts(SHORT), 9)
-        cache.text.images.rope_deltas = torch.tensor([[0], [3], [7]])
+        cache.text.rope_owner.rope_deltas = torch.tensor([[0], [3], [7]])
         cache.text.layers.separate()
         differ = moved(cache, cache.copy(), [0, 1, 2], "copy")
         for change, order in (MOVES["reorder"], MOVES["repeat"], FEWER):
             other = cache.copy()
             change(other)
             moved(cache, other, order, "move")
-        cache.text.images.rope_deltas = None
+        cache.text.rope_owner.rope_deltas = None
         cache.save(tmp_path / "context")
         before = cache.copy()
         cache.load(tmp_path / "context")

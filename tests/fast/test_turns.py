@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvlab.fast import compress
-from kvlab.fast.huggingface.text import AHEAD
+from kvlab.fast.huggingface.stream_clock import AHEAD
 from kvlab.reference import methods
 from support.cases import BUDGETED, KINDS, ONE_EACH, QUANTIZING, SELF_SIZED, budget_of
 from support.growing_text import Text, used

@@ -484,3 +484,8 @@ def find_task(spec: str) -> Task:
     except (ValueError, TypeError) as error:
         raise ValueError(f"task {spec!r} cannot be drawn: {error}") from None
     return task
+
+
+def rates_texts(task: str) -> bool:
+    """Return whether a task has texts of its own to rate; to any other a method writes answers."""
+    return isinstance(find_task(task), Rated)

@@ -5,21 +5,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
-from kvlab.fast.lab.evaluate.tasks import Rated, find_task
+from kvlab.fast.lab.evaluate.tasks import rates_texts
 from kvlab.fast.lab.loop import kept, run_all
 from kvlab.fast.lab.points import ORACLE, built, check_any
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import (
+    ROWS,
     Engine,
     Failure,
     Result,
     failed_results,
     in_processes,
     in_this_process,
-    is_found,
     place_of,
 )
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_plan
@@ -33,8 +32,10 @@ Tell = Callable[[Point], None]
 def layout_of(sweep: Sweep) -> Layout:
     """Return what a comparison shows; a single batch has no time, as that had no spread."""
     part, known = sweep.parts[0], layout("compare")
-    batches = part.problems * len(part.seeds) > part.batch
-    return known if batches else replace(known, columns=known.columns[:-1])
+    if part.problems * len(part.seeds) > part.batch:
+        return known
+    timeless = [each for each in known.columns if each.name != "ms"]
+    return replace(known, columns=timeless)
 
 
 def compare(
@@ -72,9 +73,8 @@ def run_in_memory(
     if tell is not None:
         order = {at: number for number, at in enumerate(_order(plan))}
         jobs.sort(key=lambda job: order[job.point])
-    how: dict[str, Any] = {"kind": list[Result], "report": report, "lasting": is_found}
     with kept("jobs", jobs=[job.id for job in jobs]) as store:
-        run_all(jobs, store, engine, tell=points.add, **how)
+        run_all(jobs, store, engine, report=report, tell=points.add, **ROWS)
     return Results(plan, list(chain.from_iterable(points.found.values())))
 
 
@@ -110,7 +110,8 @@ class _Points:
         self.wanted = {(m, part.task): part.problems * len(part.seeds) for m, part in parts}
         self.found: dict[tuple, list[Result]] = defaultdict(list)
         self.first: dict[tuple[str, str], Point] = {}
-        """Of every model and task, what the others are held against."""
+        """The first of every model and task: the full cache's where texts are rated (`_order`), and
+        else any, as nothing is held against it then (`against_full`)."""
 
     def add(self, job: Job, made: list[Result] | Failure) -> None:
         """Take what a job has found, or why it was given up."""
@@ -126,6 +127,6 @@ def _order(plan: Plan) -> Iterator[tuple[str, str, str, int | None]]:
     """Yield model, task, method and budget; what rates a text begins with the full cache."""
     for each in plan.subjects:
         points = list(plan.points(each))
-        if not isinstance(find_task(each.part.task), Rated):
+        if not rates_texts(each.part.task):
             points.sort(key=lambda point: point[1] is None)
         yield from ((each.model, each.part.task, *point) for point in points)

@@ -13,7 +13,7 @@ from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.controls import controls_of, matched
 from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.statistics import too_few
-from kvlab.fast.lab.evaluate.tasks import Rated, find_task
+from kvlab.fast.lab.evaluate.tasks import Rated, find_task, rates_texts
 from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.models import check_loading
 from kvlab.reference.checks import check_at_least, check_choice
@@ -170,7 +170,7 @@ class Sweep:
         families = ("gains over controls", matched(self.methods, self.runs)), ("pairs", self.pairs)
         for part in self.parts[: 1 if joined else None]:
             units = part.problems * len(part.seeds) * (len(self.parts) if joined else 1)
-            drawn = part.drafts or isinstance(find_task(part.task), Rated)
+            drawn = part.drafts or rates_texts(part.task)
             for name, pairs in families:
                 tests = sum(len(self.budgets) if any(map(budgeted, x)) else 1 for x in pairs)
                 if why := too_few(units, tests, drawn):

@@ -1,7 +1,8 @@
 """Does jobs: a method answers problems, and is measured on some of them.
 
-A job becomes rows, one per problem. An engine does many jobs: in this process, in several
-processes, or (`cluster`) on a cluster.
+A job becomes rows, one per problem. This file has three parts: how a job is done; what a process
+keeps from job to job, such as the model; and the engines, which do many jobs: in this process, in
+several processes, or (`cluster`) on a cluster.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ from kvlab.fast.lab.evaluate.backends import (
     fingerprint,
     load_backend,
 )
-from kvlab.fast.lab.evaluate.tasks import Own, Question, Rated, find_task
+from kvlab.fast.lab.evaluate.tasks import Own, Question, Rated, find_task, rates_texts
 from kvlab.fast.lab.points import ORACLE, most_entries, reason, tokens_after
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
@@ -115,9 +116,9 @@ Engine = Callable[[Iterable[Job]], Iterator[Done]]
 runs."""
 
 
-def is_found(done: list[Result] | Failure) -> bool:
-    """Say whether a job has results, which last."""
-    return not isinstance(done, Failure)
+ROWS: Any = {"kind": list[Result], "lasting": lambda done: not isinstance(done, Failure)}
+"""What `run_all` is told of what jobs become: the type of a row, and that a failure does not last.
+"""
 
 
 def attempt(job: Job) -> list[Result] | Failure:
@@ -176,7 +177,7 @@ def _figures(job: Job, questions: Sequence[Question]) -> dict[int, Figures]:
     A job of drafts rates what the full cache wrote, a task of ratings its own texts; in all others
     the method writes.
     """
-    solve = _rate if job.drafts or isinstance(find_task(job.task), Rated) else _solve
+    solve = _rate if job.rates else _solve
     found = {each.number: row for each, row in zip(questions, solve(job, questions), strict=True)}
     measured = [each for each in questions if each.number < job.first + job.measured]
     for question, row in zip(measured, _measure(job, measured) if measured else (), strict=True):
@@ -213,8 +214,8 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
     for question, (tokens, first) in zip(questions, written, strict=True):
-        text = backend.decode(tokens)
-        outcome = task.grade(question.problem, text)
+        answer = backend.decode(tokens)
+        outcome = task.grade(question.problem, answer)
         if isinstance(task, Own):
             tokens = task.graded(question.problem, tokens, backend.decode)
         known = outcome.solved or not job.to_first_error
@@ -225,7 +226,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
                 "tokens": len(tokens) if known else None,
                 "after_eviction": tokens_after(first, len(question.prompt), len(tokens)),
                 "seconds_per_token": seconds,
-                "written": text if isinstance(task, Own) else None,
+                "written": answer if isinstance(task, Own) else None,
             }
         )
     return found
@@ -279,8 +280,8 @@ def _solved(job: Job, question: Question, greedy: np.ndarray) -> bool | None:
     if not task.one_answer:
         return None
     if not isinstance(task, Rated):
-        text = _backend(job).decode(question.solution)
-        if not task.grade(question.problem, text).solved:
+        draft = _backend(job).decode(question.solution)
+        if not task.grade(question.problem, draft).solved:
             return False
     return bool(greedy[question.asked or slice(None)].all())
 
@@ -304,7 +305,7 @@ def _write(
     """
     limit, stop = max(question.limit for question in questions), questions[0].stop
     cut, seconds = [], []
-    for text, group in groupby(questions, key=lambda each: each.prompt[: each.shared]):
+    for beginning, group in groupby(questions, key=lambda each: each.prompt[: each.shared]):
         some = list(group)
         request = Request(
             prompts=[each.prompt[each.shared :] for each in some],
@@ -312,7 +313,7 @@ def _write(
             stop=stop,
             solutions=[each.solution for each in some] if to_first_error else None,
             block_size=block_size,
-            text=text,
+            text=beginning,
         )
         started = perf_counter()
         written = backend.write(policy, request)
@@ -425,7 +426,7 @@ def _with_full_answers(job: Job, questions: Sequence[Question]) -> list[Question
     """Put what the full cache writes in the place of each solution: methods then draft this."""
     backend, most = _backend(job), max(len(each.solution) for each in questions)
     assert isinstance(backend, FastBackend)
-    rated = isinstance(find_task(job.task), Rated)
+    rated = rates_texts(job.task)
     request = Request(
         prompts=[each.prompt for each in questions],
         limit=most if rated else max(each.limit for each in questions),
@@ -442,7 +443,7 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
     def answer() -> dict[int, tuple[list[int], np.ndarray]]:
         backend, full = _backend(job), methods.get("full")
         answers = [list(each.solution) for each in questions]
-        if not isinstance(find_task(job.task), Rated):
+        if not rates_texts(job.task):
             answers = [tokens for tokens, _ in _write(backend, full, questions)[0]]
         measured = backend.measure(full, [each.prompt for each in questions], answers)
         return {

@@ -11,9 +11,10 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
-from kvlab.fast.lab.evaluate.tasks import Encode, Question, Rated, find_task
+from kvlab.fast.lab.evaluate.tasks import Encode, Rated, find_task, rates_texts
 from kvlab.fast.lab.points import ORACLE, built
 from kvlab.fast.lab.sweep.design import AS_IT_COMES, Part, Sweep, budgeted
 from kvlab.fast.models import model_location
@@ -56,11 +57,13 @@ class Job:
     kvlab: str = ""
     outside: str = ""
     text: str = ""
+    """A hash, as in `Subject`, and no text: this name is in the ids of stored results."""
     device: str = ""
     dtype: str = ""
+    """As in `Subject`."""
     versions: str = ""
     library: str = ""
-    """This and what stands above, from ``kvlab`` on, as in `Plan`."""
+    """This, and ``kvlab``, ``outside``, ``device`` and ``versions`` above, as in `Plan`."""
     loading: tuple[str, str | None, str | None] = AS_IT_COMES
     """As in `Sweep`; results depend on what was found: ``device`` and ``dtype``."""
 
@@ -90,6 +93,11 @@ class Job:
     def seeded(self) -> str:
         """The method as it is run, with the seed if it draws."""
         return ORACLE if self.method == ORACLE else methods.read(self.method).seeded(self.draw_seed)
+
+    @property
+    def rates(self) -> bool:
+        """Whether the method rates a task's texts, or drafts in their place, and writes nothing."""
+        return self.drafts or rates_texts(self.task)
 
     @property
     def label(self) -> str:
@@ -211,26 +219,7 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
         for asked, part in zip(sweep.tasks, sweep.parts, strict=True):
             if model in part.models:
-                questions, task = _every_question(part, location, encode), find_task(part.task)
-                length = fmean(map(len, questions))
-                budgets = {text: budget_entries(text, round(length)) for text in sweep.budgets}
-                block_size, file = None, getattr(task, "text", None)
-                own = isinstance(asked, dict) and "block_size" in asked
-                stated = part.drafts or own or sweep.block_size is not None
-                if isinstance(task, Rated) and task.feed == "blocks" and not stated:
-                    block_size = task.block_for(questions, budgets.values())
-                subjects.append(
-                    Subject(
-                        model=model,
-                        part=part,
-                        fingerprint=mark,
-                        dtype=backends.dtype_of(location, sweep.backend, sweep.dtype),
-                        length=length,
-                        budgets=budgets,
-                        block_size=block_size,
-                        text=hash_of(Path(file).read_bytes()) if file else "",
-                    )
-                )
+                subjects.append(_subject(sweep, asked, part, model, location, encode, mark))
     return Plan(
         sweep,
         tuple(subjects),
@@ -247,12 +236,39 @@ def hash_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:24]
 
 
-def _every_question(part: Part, location: str, encode: Encode) -> list[Question]:
-    """Return what a part asks, of all seeds: lengths are means over it."""
+def _subject(
+    sweep: Sweep, asked: Any, part: Part, model: str, location: str, encode: Encode, mark: str
+) -> Subject:
+    """Look up what jobs of a model on a task need; lengths are means over what all seeds ask.
+
+    ``asked`` is the task as the sweep states it, ``mark`` the model's fingerprint.
+    """
     task, tokenizer = find_task(part.task), None
     if isinstance(task, Rated):
         from kvlab.fast.models.loading import load_tokenizer_of
 
         tokenizer = load_tokenizer_of(location)
-    seeds, count = part.seeds, part.problems
-    return [each for seed in seeds for each in task.questions(tokenizer, encode, count, seed)]
+    questions = [
+        each
+        for seed in part.seeds
+        for each in task.questions(tokenizer, encode, part.problems, seed)
+    ]
+    length = fmean(map(len, questions))
+    budgets = {text: budget_entries(text, round(length)) for text in sweep.budgets}
+    block_size, file = None, getattr(task, "text", None)
+    # Blocks are chosen for the task where nobody has: the sweep, or its table of this task. Drafts
+    # are fed token by token.
+    own = isinstance(asked, dict) and "block_size" in asked
+    stated = part.drafts or own or sweep.block_size is not None
+    if isinstance(task, Rated) and task.feed == "blocks" and not stated:
+        block_size = task.block_for(questions, budgets.values())
+    return Subject(
+        model=model,
+        part=part,
+        fingerprint=mark,
+        dtype=backends.dtype_of(location, sweep.backend, sweep.dtype),
+        length=length,
+        budgets=budgets,
+        block_size=block_size,
+        text=hash_of(Path(file).read_bytes()) if file else "",
+    )

@@ -23,15 +23,7 @@ from kvlab.fast.lab.files import folder_of, write_text
 from kvlab.fast.lab.loop import run_all, tell_of_older
 from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.store import Store, read_as, written
-from kvlab.fast.lab.sweep.jobs import (
-    Done,
-    Engine,
-    Failure,
-    Result,
-    in_processes,
-    in_this_process,
-    is_found,
-)
+from kvlab.fast.lab.sweep.jobs import ROWS, Engine, Failure, Result, in_processes, in_this_process
 from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
@@ -100,16 +92,17 @@ def run_sweep(
     store, which the loop finds there. ``progress`` is called before the first job and after each,
     with all jobs of the plan as the total. An OSError or ValueError names a file that is damaged.
     """
-    failures, made = [], []
+    failures, successes = [], []
 
-    def recording_failures(jobs: Iterable[Job]) -> Iterator[Done]:
-        """Do jobs by the engine; note which were done here, and write down why one failed."""
+    def recording_failures(jobs: Iterable[Job]) -> Iterator[Any]:
+        """Do jobs by the engine; note which succeeded here, and write down why one failed."""
         for job, found in engine(jobs):
-            made.append(job)
             if isinstance(found, Failure):
                 failures.append((job, found))
                 text = f"{job}\n\n{found.trace}\n{found.reason}\n"
                 write_text(directory / FAILURES / f"{job.id}.txt", text)
+            else:
+                successes.append(job)
             yield job, found
 
     tell_of_older(directory.glob("results/*.unfinished"))
@@ -124,10 +117,8 @@ def run_sweep(
                 """Report of all jobs, where the loop knows those that are left."""
                 progress(len(jobs) - total + done, len(jobs), what)
 
-            run_all(
-                left, store, recording_failures, kind=list[Result], report=of_all, lasting=is_found
-            )
-    return Ran(len(made) - len(failures), len(jobs), tuple(failures))
+            run_all(left, store, recording_failures, report=of_all, **ROWS)
+    return Ran(len(successes), len(jobs), tuple(failures))
 
 
 def _write_plan(plan: Plan, directory: Path) -> None:

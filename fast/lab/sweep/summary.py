@@ -368,7 +368,11 @@ def _after(results: Sequence[Result]) -> After | None:
 
 
 def against_full(points: Sequence[Point]) -> list[Point]:
-    """Let points know the full cache's, if there is one and its likelihood was rated."""
+    """Let points know the full cache's, if there is one and its likelihood was rated.
+
+    It is looked for among all of them, because the first need not be the full cache's: a sweep may
+    leave that out, and `compare` runs it first only where texts are rated.
+    """
     full = next((each for each in points if each.method == FULL and each.losses), None)
     return [replace(each, full=full) for each in points] if full else list(points)
 
