@@ -44,13 +44,12 @@ def compare(
     report: Report = lambda done, total, what: None,
     tell: Tell | None = None,
 ) -> Results:
-    """Run a sweep of one model and one task as `run_in_memory`; by default measure all problems."""
+    """Run a sweep of one model and one task as `run_in_memory`; ValueError if no row has any."""
     part, *others = sweep.parts
     if others or len(part.models) > 1:
         raise ValueError(
             f"models = {sweep.models} and tasks = {sweep.tasks} must be one model and one task"
         )
-    sweep = replace(sweep, measured=sweep.measured or sweep.problems)
     results = run_in_memory(sweep, workers, report, tell)
     check_any(results.summary.points)
     return results

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +47,8 @@ class Part:
     drafts: bool
 
     def __post_init__(self) -> None:
+        check_names("models", self.models)
+        check_names("seeds", self.seeds)
         check_at_least(1, problems=self.problems, batch=self.batch, block_size=self.block_size)
         check_at_least(0, measured=self.measured, seed=min(self.seeds))
         if self.measured and self.block_size is not None:
@@ -65,6 +67,14 @@ class Part:
             raise ValueError(f"drafts must be true: {self.task} has no text of its own to rate")
         if isinstance(task, Rated) and not task.drawn and self.seeds != (0,):
             raise ValueError(f"seeds = {list(self.seeds)} must be [0]: {self.task} draws nothing")
+
+
+def check_names(name: str, values: Sequence[Any]) -> None:
+    """Raise ValueError if one of a sweep's lists is empty, or names something twice."""
+    if not values and name not in ("budgets", "pairs", "curves"):
+        raise ValueError(f"{name} must name at least one {name[:-1]}")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ValueError(f"{name} names {twice[0]!r} twice")
 
 
 def _part(asked: "str | dict[str, Any]", sweep: "Sweep") -> Part:
@@ -139,9 +149,7 @@ class Sweep:
             raise ValueError(f"dtype, device, parallel = {self.loading} need backend 'fast'")
         for part in self.parts:
             self._check_part(part)
-        asked = [(part.task, model) for part in self.parts for model in part.models]
-        if twice := [task for task, model in asked if asked.count((task, model)) > 1]:
-            raise ValueError(f"tasks names {twice[0]!r} twice")
+        check_names("tasks", [f"{x.task} of {model}" for x in self.parts for model in x.models])
         self._check_methods()
 
     @cached_property
@@ -169,7 +177,7 @@ class Sweep:
         """Say of each task, or of all of them ``joined``, where no test can be significant."""
         families = ("gains over controls", matched(self.methods, self.runs)), ("pairs", self.pairs)
         for part in self.parts[: 1 if joined else None]:
-            units = part.problems * len(part.seeds) * (len(self.parts) if joined else 1)
+            units = sum(x.problems * len(x.seeds) for x in (self.parts if joined else (part,)))
             drawn = part.drafts or rates_texts(part.task)
             for name, pairs in families:
                 tests = sum(len(self.budgets) if any(map(budgeted, x)) else 1 for x in pairs)
@@ -178,12 +186,8 @@ class Sweep:
                     yield f"no {name}{where} can be significant: {why}"
 
     def _check_lists(self) -> None:
-        for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
-            values = getattr(self, name)
-            if not values and name in ("methods", "models", "tasks", "seeds"):
-                raise ValueError(f"{name} must name at least one {name[:-1]}")
-            if twice := [value for value in values if values.count(value) > 1]:
-                raise ValueError(f"{name} names {twice[0]!r} twice")
+        for name in ("methods", "tasks", "budgets", "pairs", "curves"):
+            check_names(name, getattr(self, name))
         check_pairs(self.pairs, self.methods)
         if unknown := [spec for spec in self.curves if spec not in self.methods]:
             raise ValueError(f"curves names {unknown[0]!r}, which is not among the methods")
@@ -196,7 +200,7 @@ class Sweep:
                 f"and measured = 0, got {self.backend!r} and {part.measured}"
             )
         if (isinstance(task, Rated) or part.drafts) and self.backend != "fast":
-            raise ValueError(f"task {part.task!r} rates texts, which needs backend 'fast'")
+            raise ValueError(f"texts or drafts of {part.task!r} need backend 'fast'")
         if ORACLE in self.methods and (task.recent is None or self.backend != "fast"):
             raise ValueError(
                 f"methods: {ORACLE} needs backend 'fast' and a task that knows what is needed, "

@@ -14,7 +14,7 @@ SHORT = {"models": ("jumps",), "tasks": ("jumps@fewest=3,most=4",), "backend": "
 
 @pytest.fixture(scope="module")
 def comparison():
-    return compare(Sweep(SPECS, ("30%", "90%"), problems=2, seeds=(1,), batch=1, **SHORT))
+    return compare(Sweep(SPECS, ("30%", "90%"), 2, seeds=(1,), batch=1, measured=2, **SHORT))
 
 
 @pytest.fixture(scope="module")
