@@ -14,12 +14,12 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-DEMO := --backend reference --task jumps@fewest=14,most=16 --budgets 75%
+# The first program of this seed, which is shown, is one that H2O fails.
+DEMO := --backend reference --task jumps@fewest=22,most=24 --budgets 65% --seed 4
 
 demo: .venv/demo  ## run a program under two methods, then compare three on 12 programs, in NumPy
 	@$(BIN)/kvlab compare $(DEMO) --problems 12 --methods "full caote:h2o h2o tova" \
 	  --play "h2o caote:h2o" $(ARGS)
-	@echo "These programs are short: docs/results.md has 300 longer ones, of which H2O solves most." >&2
 
 demo-all: .venv/demo  ## compare every method on the same programs
 	$(BIN)/kvlab compare $(DEMO) $(ARGS)

@@ -341,8 +341,8 @@ def end_to_end(result: Result) -> Iterator[Block]:
         f"{backends_of(result)}."
     )
     yield Text(
-        "The dotted line is what bytes allow a full cache, none of which was measured: the picture "
-        "says how far methods are from their limit, not what eviction gains."
+        "The dotted line is the least time that bytes allow a full cache. None was measured, so "
+        "the picture says nothing about what eviction gains."
     )
     yield Drawing("graphed", "Time of a token, with CUDA graphs", over_prompts(parts["one_text"]))
     yield tabulate(parts["one_text"], decoded_columns(parts["one_text"]))

@@ -29,10 +29,14 @@ APART = 1.45
 """Factor between the places of two names at least."""
 
 
+def weights_read(shape: Shape) -> float:
+    """Return the bytes of weights that a token reads: of an embedding apart only its own row."""
+    return shape.weight_bytes - (0 if shape.tied else 2 * shape.vocabulary * shape.hidden)
+
+
 def most_gained(tokens: Any, texts: Any, shape: Shape, kept: float = KEPT) -> Any:
     """Return how many times as fast a token becomes at most with this share of the entries."""
-    looked_up = 0 if shape.tied else 2 * shape.vocabulary * shape.hidden
-    weights, cache = shape.weight_bytes - looked_up, tokens * texts * shape.token_bytes
+    weights, cache = weights_read(shape), tokens * texts * shape.token_bytes
     return (weights + cache) / (weights + kept * cache)
 
 
@@ -124,7 +128,7 @@ def devices(length: str) -> Table:
     columns = (
         Column("device", lambda name: HARDWARE[name].name),
         Column("TB/s", lambda name: HARDWARE[name].bandwidth / 1e12, ".2f"),
-        Column("weights, ms", lambda x: 1e3 * shape.weight_bytes / HARDWARE[x].bandwidth, ".1f"),
+        Column("weights, ms", lambda x: 1e3 * weights_read(shape) / HARDWARE[x].bandwidth, ".1f"),
         Column(
             "10,000 entries, ms", lambda x: 1e7 * shape.token_bytes / HARDWARE[x].bandwidth, ".2f"
         ),

@@ -119,8 +119,8 @@ words.forEach((_, position) => {
 
 const phases = [[0, BEFORE * PACE], [BEFORE * PACE, seconds], [seconds, seconds + STILL], [seconds + STILL, total]];
 const captions = [
-  ["A language model runs a program and writes out every line.", "Green: in its cache are the key and the value of this token."],
-  [`The cache is full: ${BUDGET} entries. H2O evicts what has received least attention.`, "Paler: evicted by more heads of the model."],
+  ["A language model runs a program and writes out every line.", "Green: in its cache. Sums keep the last digit. L<c>: the line whose number c holds."],
+  [`The cache is full: ${BUDGET} entries. H2O evicts what has received least attention.`, "Fainter: evicted by more heads of the model."],
   [`✗ It writes ${words.at(-1)}. The full cache looks at ${words[lost]} in line ${words[lost - 1]}, and writes ${right}.`,
     "The dashed line leads to the token that some heads have lost."],
   [`✓ The same run with this one token protected: it writes ${right}.`, "Which tokens would you evict? Try it in the playground."],

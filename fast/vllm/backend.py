@@ -10,7 +10,6 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
 from kvlab.fast.vllm import own_backend
-from kvlab.fast.vllm.requests import BuiltFrom
 from kvlab.fast.vllm.settings import Settings, UnsupportedError, settings_of
 from kvlab.fast.vllm.turns import take_turns
 
@@ -22,7 +21,7 @@ class Evicting:
         """Build what the platform builds, and note from what."""
         build = super().build  # type: ignore[misc]
         metadata = build(common_prefix_len, common_attn_metadata, *args, **given)
-        metadata.kvlab = BuiltFrom(self, common_attn_metadata)
+        metadata.kvlab = self, common_attn_metadata
         return metadata
 
     def build_again(self, common: Any, **changed: Any) -> Any:

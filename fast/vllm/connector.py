@@ -82,7 +82,7 @@ class KvlabConnector(KVConnectorBase_V1, SupportsHMA):
         every = [name for group in groups for name in group.layer_names]
         every.sort(key=lambda name: int(re.findall(r"\.(\d+)\.", name)[0]))
         self.tables = [Requests(settings, group.layer_names, every) for group in groups]
-        self.of_layer = {name: table for table in self.tables for name in table.layers}
+        self.of_layer = {name: table for table in self.tables for name in table.place_of_layer}
         if role is KVConnectorRole.SCHEDULER:
             logger.info(
                 "kvlab evicts by %s: %d blocks of %d tokens stay of every request",

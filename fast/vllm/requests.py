@@ -48,8 +48,8 @@ class Request:
     """Numbers of blocks in the request."""
     waiting: list[Float[Tensor, "L m H d"]] = field(default_factory=list)
     """Queries of the earlier steps that the score has not observed, copied: no batch is kept."""
-    layers: list[Remembered] = field(default_factory=list)
-    """What is remembered of the kept entries and of the stream, for each cache."""
+    remembered: list[Remembered] = field(default_factory=list)
+    """What the score remembers of the kept entries and of the stream, for each cache."""
     failed: bool = False
     """Whether a method failed, so that the request is about to end."""
 
@@ -66,25 +66,12 @@ class Request:
         return seen - block * len(self.evicted)
 
 
-@dataclass(frozen=True)
-class PromptState:
-    """What the first of siblings has kept after so many tokens of the prompt.
+PromptState = tuple[set[int], list[Remembered]]
+"""What the first of siblings has kept after so many tokens of the prompt: its `Request.evicted`,
+and `Request.remembered`, of which there is nothing before the end of the prompt.
 
-    `Turn.leave` notes it, and `Turn.keep_as_left` of the others takes it over.
-    """
-
-    evicted: set[int]
-    layers: list[Remembered]
-    """As in `Request`; nothing before the end of the prompt."""
-
-
-class BuiltFrom(NamedTuple):
-    """What a step's metadata were built from; `Evicting.build` notes it as their ``kvlab``."""
-
-    builder: Any
-    """An `Evicting` builder of the platform's."""
-    common: Any
-    """vLLM's CommonAttentionMetadata: the table of blocks, and lengths."""
+`Turn.leave` notes it, and `Turn.keep_as_left` of the others takes it over.
+"""
 
 
 class Requests:
@@ -94,7 +81,8 @@ class Requests:
         self.settings, self.of_model = settings, len(every)
         self.numbers = [number for number, name in enumerate(every) if name in layers]
         """Numbers that the layers of this table have in the model."""
-        self.layers = {every[number]: place for place, number in enumerate(self.numbers)}
+        self.place_of_layer = {every[n]: place for place, n in enumerate(self.numbers)}
+        """By the names of this table's layers, in their order."""
         self.requests: dict[str, Request] = {}
         self.prompt_states: dict[str, dict[int, PromptState]] = {}
         """By the name of the siblings, and by the tokens of the prompt that were read."""
@@ -115,8 +103,7 @@ class Requests:
         """
         for request_id in step.ended:
             self.requests.pop(request_id, None)
-        living = step.siblings & self.prompt_states.keys()
-        self.prompt_states = {name: self.prompt_states[name] for name in living}
+        self.prompt_states = {k: x for k, x in self.prompt_states.items() if k in step.siblings}
         self.places = places
 
     def batch(self, metadata: Any) -> "Batch | None":
@@ -133,48 +120,48 @@ class Requests:
     def fail(self, place: Place, error: Exception | str) -> None:
         """Let a request end, and keep nothing of it."""
         request = self.requests[place.request_id]
-        request.failed = True
-        request.waiting, request.layers = [], []
+        request.failed, request.waiting, request.remembered = True, [], []
         self.failures.append((place.request_id, f"{self.settings.method} failed: {error}"))
 
     def end(self) -> tuple[list[tuple[str, int, tuple[int, ...]]], list[tuple[str, str]]]:
         """End a step, and return what was evicted in it, and what failed."""
-        self.places, self._batch = {}, None
         found = self.evictions, self.failures
-        self.evictions, self.failures = [], []
+        self.places, self._batch, self.evictions, self.failures = {}, None, [], []
         return found
+
+
+class Row(NamedTuple):
+    """A request of a batch."""
+
+    place: Place
+    request: Request
+    queries: slice
+    """Which of the batch's queries are its own: the newest one, or those of all its tokens."""
 
 
 class Batch:
     """The requests of one step, as attention computes them."""
 
     def __init__(self, requests: Requests, platform_metadata: Any) -> None:
-        built_from: BuiltFrom = platform_metadata.kvlab
-        builder, common = built_from
+        # `Evicting.build` has noted its builder, whose class `backend.py` gives the settings, and
+        # vLLM's CommonAttentionMetadata: the table of blocks, and lengths.
+        builder, common = platform_metadata.kvlab
         self.owner, self.block = requests, requests.settings.block
         self.platform_metadata = platform_metadata
         if builder.kv_cache_spec.block_size != self.block:
             raise UnsupportedError("kvlab: the kernel must read blocks as large as vLLM's")
         if builder.settings != requests.settings:
             raise UnsupportedError("kvlab: another engine of this process was configured otherwise")
-        self.tokens = common.num_actual_tokens
-        self.table = common.block_table_tensor
+        self.tokens, self.table = common.num_actual_tokens, common.block_table_tensor
         starts = map(int, common.query_start_loc_cpu.numpy())
         # vLLM pads a batch at its end by requests without tokens: the others keep their rows
         tokens = [slice(*each) for each in pairwise(starts) if each[0] < each[1]]
         self.newest = self._sent([own.stop - 1 for own in tokens])
         slots = common.slot_mapping[self.newest].tolist()  # the first of two waits for the device
-        self.rows = [
-            (
-                *self._written_to(*each),
-                each[1] if requests.settings.policy.remembers else slice(n, n + 1),
-            )
-            for n, each in enumerate(zip(slots, tokens, strict=True))
-        ]
-        """Every request, and which of the queries are its own: the newest, or all of its tokens."""
+        self.rows = [self._row(n, *each) for n, each in enumerate(zip(slots, tokens, strict=True))]
         self.kept_metadata = platform_metadata
         """What attention is computed by: the platform's, or without blocks that were evicted."""
-        if any(request.evicted for _, request, _ in self.rows):
+        if any(row.request.evicted for row in self.rows):
             self.kept_metadata = builder.build_again(common, **self._without_evicted(common))
         self.queries: Float[Tensor, "L rows H d"] | None = None
         self.attended_layers = 0
@@ -183,8 +170,11 @@ class Batch:
         """Return numbers of the host on the device."""
         return torch.tensor(numbers, device=self.table.device)
 
-    def _written_to(self, slot: int, tokens: slice) -> tuple[Place, Request]:
-        """Return the request whose last token of this step, of so many, is written to a slot."""
+    def _row(self, number: int, slot: int, tokens: slice) -> Row:
+        """Return the request that writes its last token of this step to a slot.
+
+        ``number`` is its row in the batch, and ``tokens`` say where its tokens stand.
+        """
         place = self.owner.places.get(slot // self.block)
         if place is None or place.tokens != tokens.stop - tokens.start:
             raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
@@ -192,19 +182,19 @@ class Batch:
         if request is None or request.preemptions != place.preemptions:
             request = Request(place.preemptions, place.seen - place.tokens)
             self.owner.requests[place.request_id] = request
-        return place, request
+        newest = slice(number, number + 1)
+        return Row(place, request, tokens if self.owner.settings.policy.remembers else newest)
 
     def _without_evicted(self, common: Any) -> dict[str, Any]:
         """Return the table of blocks, and the lengths, without what was evicted."""
-        kept = [request.kept(place.seen, self.block) for place, request, _ in self.rows]
+        kept = [row.request.kept(row.place.seen, self.block) for row in self.rows]
         wide, rows = max(map(len, kept)), len(kept)
         columns = self._sent([[*numbers, *[0] * (wide - len(numbers))] for numbers in kept])
         table = self.table.clone()
         table[:rows, :wide] = self.table[:rows].gather(1, columns)
-        changed: dict[str, Any] = {"block_table_tensor": table}
-        # invalidated: vLLM may have computed it from the lengths before, and a copy would keep it
-        changed["_num_computed_tokens_cache"] = None
-        lengths = [own.kept_tokens(place.seen, self.block) for place, own, _ in self.rows]
+        # The cache is invalidated: vLLM may have computed it from the lengths before.
+        changed: dict[str, Any] = {"block_table_tensor": table, "_num_computed_tokens_cache": None}
+        lengths = [row.request.kept_tokens(row.place.seen, self.block) for row in self.rows]
         for name in ("seq_lens", "seq_lens_cpu_upper_bound"):
             if (found := getattr(common, name)) is not None:
                 changed[name] = found.clone()
@@ -213,16 +203,17 @@ class Batch:
 
     def attended(self, attention: Any, layer: Any, query: Float[Tensor, "tokens H d"]) -> bool:
         """Note the queries of a layer; say whether it was the last one."""
-        number, requests = self.owner.layers[layer.layer_name], self.owner
+        requests, place = self.owner, self.owner.place_of_layer[layer.layer_name]
         if requests.layout is None:
             requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
         if requests.settings.policy.remembers or requests.settings.policy.needs.rows != "none":
             query = query[: self.tokens].view(self.tokens, attention.num_heads, -1)
             query = query if requests.settings.policy.remembers else query[self.newest]
             if self.queries is None:
-                self.queries = query.new_empty((len(requests.layers), *query.shape))
-            self.queries[number] = query
+                self.queries = query.new_empty((len(requests.numbers), *query.shape))
+            self.queries[place] = query
+            # The engine divides by √d; a model of vLLM's may scale otherwise.
             if (factor := attention.scale * query.shape[-1] ** 0.5) != 1:
-                self.queries[number] *= factor
+                self.queries[place] *= factor
         self.attended_layers += 1
-        return self.attended_layers == len(requests.layers)
+        return self.attended_layers == len(requests.numbers)

@@ -13,7 +13,7 @@ from vllm.distributed import tensor_model_parallel_all_gather as all_gather
 
 from kvlab.fast.engine.serving import Kept
 from kvlab.fast.kernels.notation import Int, Queries, Tensor, Vectors
-from kvlab.fast.vllm.requests import Batch, PromptState
+from kvlab.fast.vllm.requests import Batch
 from kvlab.reference.observation import Clock
 
 
@@ -27,8 +27,7 @@ def take_turns(batch: Batch, softcap: float | None) -> None:
     for row, (place, request, _) in enumerate(batch.rows):
         if -(-place.last // batch.block) <= requests.settings.blocks:
             continue
-        turn = Turn(batch, row, softcap)
-        turns.append(turn)
+        turns.append(turn := Turn(batch, row, softcap))
         try:
             if not request.failed:
                 turn.take()
@@ -96,9 +95,9 @@ class Turn:
     def leave(self) -> None:
         """Leave what is kept for siblings; what is remembered of it only at the prompt's end."""
         place, request = self.place, self.request
-        layers = request.layers if place.seen == place.prompt else []
+        remembered = request.remembered if place.seen == place.prompt else []
         states = self.requests.prompt_states.setdefault(place.siblings_name, {})
-        states[place.seen] = PromptState({*request.evicted}, layers)
+        states[place.seen] = {*request.evicted}, remembered
 
     def keep_as_left(self) -> None:
         """Keep what a sibling kept of the same tokens."""
@@ -106,30 +105,30 @@ class Turn:
         left = self.requests.prompt_states.get(place.siblings_name, {}).get(place.seen)
         if left is None:
             raise RuntimeError("it failed for another text of this prompt")
-        self.request.layers = left.layers
+        evicted, self.request.remembered = left
         self.request.observed = place.seen
-        self.evict({*self.kept} - left.evicted)
+        self.evict({*self.kept} - evicted)
 
     def observe(self, decides: bool) -> None:
         """Let the score observe what waits; decide, and keep what it remembers of the rest."""
         given = self.policy, self.kept, self.settings.block, self.place.seen, self.place.prompt
         layers = self.requests.numbers, self.requests.of_model
         kept = Kept(*given, *layers, self.read, self.softcap)
-        seen = kept.observe(self.queries(), [*self.pieces()], self.request.layers)
+        seen = kept.observe(self.queries(), [*self.pieces()], self.request.remembered)
         if decides:
             self.decided = kept.decide(seen)
-        self.request.layers = kept.remembered(seen)
+        self.request.remembered = kept.remembered(seen)
 
     def read(self, name: str) -> Vectors:
         """Return keys or values of what is kept, of all layers, from vLLM's blocks."""
         ids = self.table[torch.tensor(self.kept, device=self.table.device)].long()
-        caches = [self.requests.caches[layer] for layer in self.requests.layers]
+        caches = [self.requests.caches[layer] for layer in self.requests.place_of_layer]
         tokens = self.request.kept_tokens(self.place.seen, self.settings.block)
         return _of_ranks(self.requests.layout.read(name, caches, ids, tokens))
 
     def queries(self) -> Queries:
         """Return the queries that wait, of all layers; zeros if no score reads them."""
-        L, (_, G, d) = len(self.requests.layers), self.requests.layout.shape
+        L, (_, G, d) = len(self.requests.numbers), self.requests.layout.shape
         if self.new:
             waiting = torch.cat([*self.request.waiting, *self.new], dim=1)
             return _of_ranks(waiting.unflatten(2, (G, -1)).permute(0, 2, 3, 1, 4))

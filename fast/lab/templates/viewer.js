@@ -314,8 +314,10 @@ class Pane {
     this.failing = Math.min(this.run.steps.length - 1, firstFrom(this.run.steps, position + 1)); // the step that read it
     const jump = element("button", "", `✗ First wrong token: ${named(position)}`);
     jump.onclick = () => goTo(this.failing);
+    const all = [...Array(this.run.layers.length * this.run.kv_heads).keys()];
+    const losers = all.filter((head) => lost.some((at) => this.run.state(head, at, this.failing).state === GONE));
     this.failure.replaceChildren(jump, ` The full cache writes ${quoted(shown)}`
-      + (lost.length ? `, because it still attends to ${isProgram(this.run) ? lost.map(named).join(", ") : between(this.run, lost)}, which some heads have lost here.` : "."));
+      + (lost.length ? `, because it still attends to ${isProgram(this.run) ? lost.map(named).join(", ") : between(this.run, lost)}, which ${losers.length} of ${all.length} heads have lost.` : "."));
   }
 
   paint() {
