@@ -164,6 +164,7 @@ class LayerCache:
         self.take_state(State(Columns(remembered, wide)))
         self.counts: tuple[int, ...] = ()
         self.demoted: tuple[int, ...] = ()
+        """Entries of each row that are kept in fewer bits in place of being evicted (DDKS)."""
         self.ordered = True
         self.mixed: tuple[Storage, Storage] | None = None
         self._partners = Partners()

@@ -310,6 +310,7 @@ def decide(
         slot, lowest = first_to_go(scores, protected, seen.positions)
         _note_nan(cache, lowest)
         return Decision(scores, protected, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
+    # For the check for NaN alone: `keep_slots` chooses.
     closed = ~seen.present if protected is None else ~seen.present | protected
     lowest = scores.expand_as(seen.positions).masked_fill(closed, torch.inf)
     _note_nan(cache, lowest.amin(-1, keepdim=True))

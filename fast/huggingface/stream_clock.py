@@ -185,6 +185,7 @@ class StreamClock:
         assert self._last is not None and self._prompt is not None
         counts = [m] * len(self.rows) if real is None else real.sum(dim=-1).tolist()
         positions = self.following(real, m)
+        # Padding stands first (padding.py), so the last column has the newest token of every row.
         self._last = torch.maximum(self._last, positions[:, -1:])
         self.rows = self.rows_after(counts)
         self.confidence_now = self.confidence if self.records_confidence else self._confidence

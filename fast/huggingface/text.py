@@ -59,7 +59,7 @@ class Text:
         """The clock of the running block, or of the last one; None once rows have moved."""
         self.weights_version: dict[int, int] = {}
         """How often each parameter had been written to when the model read the first tokens, by
-        `writes_to`: `save` notices by it that weights were changed meanwhile."""
+        `writes_to` (identity.py): `save` notices by it that weights were changed meanwhile."""
         self.model_counts_positions = False
         """Whether a call gave more than text to a model that places images: then the model itself
         knows the positions."""

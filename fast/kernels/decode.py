@@ -185,9 +185,9 @@ def launch_combine(
         elapsed, interval = (
             common.per_head(each, written=True) for each in (counters.elapsed, counters.interval)
         )
-    # `launch_pdl` lets `combine` be there before the kernel ahead has ended: `attend_rows` releases
-    # it at once. Only `combine` waits: it reads what that writes, and that is launched as usual,
-    # after all that it reads.
+    # `launch_pdl` lets `combine` be there before the kernel ahead has ended:
+    # that kernel releases it at once, and `combine` waits for its end before it reads. The kernel
+    # ahead is launched as usual, so what it reads is complete.
     early = common.starts_early(queries.device)
     combine[(N * G, rho + (0 if reduce == "skip" else triton.cdiv(n, ENTRIES_FINISHED)))](
         raw, lse, outputs, output, exact_out, received, elapsed, interval,

@@ -87,7 +87,7 @@ def _prepared(plan: Plan, workers: int) -> tuple[Plan, Engine]:
         check_any([built(*at) for each in plan.subjects for at in plan.points(each)])
     if not workers or plan.device == "cpu":
         jobs = {job.model: job for job in plan.jobs()}
-        for model in reversed(plan.models):
+        for model in reversed(plan.models):  # the first model's jobs come first: it stays loaded
             place = place_of(jobs[model])
             loaded = place, (backend := load_backend(*place))
             subjects = tuple(

@@ -25,7 +25,7 @@ FORMAT = 1
 """Version of the results of a job; with a new number all old results count as missing."""
 
 BETWEEN_BATCHES = 1009
-"""Step of a method's seed from one problem to the next: more than a sweep has seeds."""
+"""Step of a method's seed from one problem to the next: more than the seeds of a sweep span."""
 
 
 def _from_outside(spec: str) -> bool:
