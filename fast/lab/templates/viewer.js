@@ -438,12 +438,11 @@ function tellAbout(run, chosenHeads, position, step) {
   if (!found.length) return facts;
   const several = chosenHeads.length > 1, longest = Math.max(...found.map((known) => known.interval));
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
-  const at = found[0].step;
+  const at = found[0].step, when = at === step ? "" : ` (step ${at})`; // not every step is stored
   facts.push(
-    ["measured", at === step ? "at this step" : `at step ${at}, the latest stored`],
-    ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
-    ["score", several ? "choose a layer and a head" : score(found[0].score)],
-    ["last activation", activation(Math.max(...found.map((known) => known.stamp)), several)],
+    [`attention${when}`, number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
+    [`score${when}`, several ? "choose a layer and a head" : score(found[0].score)],
+    ["last activation", activation(Math.max(...found.map((known) => known.stamp))) + (several ? ", in some head" : "")],
     ["longest interval (MRI)", longest ? `${longest} steps` : "no interval yet"],
   );
   return facts;
@@ -475,8 +474,8 @@ function score(x) {
   return `${x === Infinity ? "∞" : number(x)} at the latest decision`;
 }
 
-function activation(stamp, several) {
-  return stamp ? `generated token ${stamp}${several ? ", the latest" : ""}` : "none yet";
+function activation(stamp) {
+  return stamp ? `generated token ${stamp}` : "none yet";
 }
 
 // ---- the controls -----------------------------------------------------------------------------------
@@ -572,9 +571,9 @@ document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
 const program = runs.some(isProgram);
 find("about").textContent = [
-  `What a model (${timeline.model}) ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}, under one method in each column.`,
+  `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each column.`,
   "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
-  program ? "L<c>: the line whose number c holds." : "",
+  program ? "Sums keep the last digit. L<c>: the line whose number c holds." : "",
   "Press Play or pull the slider; point at a token to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
