@@ -19,8 +19,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from kvlab.fast import methods
 from kvlab.fast.engine.layers import Block, Layers
-from kvlab.fast.engine.policy import BatchClock, Observation, Policy, Score, State, twin_of
+from kvlab.fast.engine.policy import BatchClock, Observation, Policy, Score, State
 from kvlab.fast.engine.step import attend, begin
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.huggingface.rotary import rotation
 from kvlab.fast.kernels.notation import Candidates, Float, Room, Scores, Tensor
 from kvlab.reference import policy as reference
