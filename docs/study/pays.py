@@ -106,8 +106,7 @@ def along(axes: Any, text: str, tokens: float, texts: float, below: bool = False
 
 def entries_for(gain: float, shape: Shape, kept: float = KEPT) -> float:
     """Return the entries of all texts with which a token gains so much at most."""
-    read = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
-    return 2 * read * (gain - 1) / (1 - kept * gain) / shape.token_bytes
+    return weights_read(shape) * (gain - 1) / (1 - kept * gain) / shape.token_bytes
 
 
 def h2o_on_the_h200() -> list[dict[str, Any]]:
