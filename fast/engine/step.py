@@ -369,9 +369,9 @@ def counts_to_evict(
     """Return two counts for every row of the cache: entries to evict, and candidates to keep.
 
     `Policy.plan` says both where they follow from the clock. Candidates are what is not protected.
-    What is kept of them is never negative, unlike the
-    `Budget.room` from which `divided` makes it. All layers share the answer if it follows from the
-    clock and the counts alone: the memo is of all layers.
+    What is kept of them is never negative, unlike the `Budget.room` from which `divided` makes it.
+    All layers share the answer if it follows from the clock and the counts alone: the memo is of
+    all layers.
     """
     cache, clock = seen.cache, seen.clock
     key = ("counts to evict", cache.counts, cache.demoted, tuple(due))

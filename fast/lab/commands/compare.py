@@ -118,8 +118,8 @@ def compare(
         tables = [rows.layout.table(summary.points, title), *gains]
         print_found(bars_of(summary, measure), "compare", tables, table)
         for each in wrong:
-            method, given, wanted, text = each.values()
-            print_line(f"{method} is wrong after {given[-60:]!r}: wanted {wanted!r}, got {text!r}")
+            said = "{method} is wrong after {given!r}: wanted {wanted!r}, got {written!r}"
+            print_line(said.format(**{**each, "given": each["given"][-60:]}))
         written = "\n".join(filter(None, [written, told_at_the_end(summary.gains, model, own)]))
     data = {"settings": asdict(plan.sweep), "wrong_answers": wrong}
     data |= summary.plain() if json else {}

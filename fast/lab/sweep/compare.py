@@ -44,7 +44,7 @@ def compare(
     report: Report = lambda done, total, what: None,
     tell: Tell | None = None,
 ) -> Results:
-    """Run a sweep of one model and one task as `run_in_memory`; ValueError if no row has any."""
+    """Run a sweep of one model and one task as `run_in_memory`; ValueError without figures."""
     part, *others = sweep.parts
     if others or len(part.models) > 1:
         raise ValueError(

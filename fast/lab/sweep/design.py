@@ -149,7 +149,7 @@ class Sweep:
             raise ValueError(f"dtype, device, parallel = {self.loading} need backend 'fast'")
         for part in self.parts:
             self._check_part(part)
-        check_names("tasks", [f"{x.task} of {model}" for x in self.parts for model in x.models])
+        check_names("tasks", [f"{x.task} for model {m}" for x in self.parts for m in x.models])
         self._check_methods()
 
     @cached_property
