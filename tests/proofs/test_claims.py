@@ -117,11 +117,10 @@ def test_topics_are_divergences_of_the_method(name):
 
 
 def test_readme_and_page_count_them():
-    printed = [claim.expected is Verdict.REFUTED for claim in ALL if claim.kind is Kind.PRINTED]
+    wrong = [claim.expected is Verdict.REFUTED for claim in ALL if claim.kind is Kind.PRINTED]
     for name in ("README.md", "docs/claims.md"):
         page = " ".join((Path(__file__).parents[2] / name).read_text("utf-8").split())
-        said = f"Of {len(printed)} statements that the papers print, {sum(printed)} do not hold"
-        assert said in page
+        assert f"Of {len(wrong)} statements that the papers print, {sum(wrong)} do not hold" in page
 
 
 @pytest.mark.parametrize("row", ledger(), ids=lambda row: f"{row.paper}-{row.place}")
