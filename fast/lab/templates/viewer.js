@@ -438,12 +438,13 @@ function tellAbout(run, chosenHeads, position, step) {
   if (!found.length) return facts;
   const several = chosenHeads.length > 1, longest = Math.max(...found.map((known) => known.interval));
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
-  const at = found[0].step, when = at === step ? "" : ` (step ${at})`; // not every step is stored
+  const at = found[0].step;
+  if (at !== step) facts.push([`as of step ${at}`, "the following is stored of some steps only"]);
   facts.push(
-    [`attention${when}`, number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
-    [`score${when}`, several ? "choose a layer and a head" : score(found[0].score)],
-    ["last activation", activation(Math.max(...found.map((known) => known.stamp))) + (several ? ", in some head" : "")],
-    ["longest interval (MRI)", longest ? `${longest} steps` : "no interval yet"],
+    ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
+    ["score", several ? "choose a layer and a head" : score(found[0].score)],
+    [`last activation (attention from ${timeline.threshold} on)`, activation(Math.max(...found.map((known) => known.stamp))) + (several ? ", in some head" : "")],
+    ["longest time between activations (LazyEviction's MRI)", longest ? `${longest} steps` : "no interval yet"],
   );
   return facts;
 }
@@ -566,7 +567,8 @@ function theme() {
   return darkness.matches ? "dark" : "light";
 }
 
-if (innerWidth < 720 && !asked.has("embed")) find("options").open = false;
+const narrow = innerWidth < 720;
+if (narrow && !asked.has("embed")) find("options").open = false;
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
 const program = runs.some(isProgram);
@@ -610,4 +612,10 @@ addEventListener("message", (event) => { // from the page around a frame
 const failing = panes.map((pane) => pane.failing).filter((step) => step !== undefined);
 goTo(asked.has("step") ? Number(asked.get("step")) || 0 : failing.length ? Math.min(...failing) : 0);
 if (asked.has("token")) choose(Number(asked.get("token")) || 0);
-else for (const { run } of panes) if (run?.failure?.lost.length) for (const pane of panes) if (pane.run) pane.reveal(run.failure.lost[0]);
+else {
+  const needed = panes.map(({ run }) => run?.failure?.lost[0]).find((position) => position !== undefined);
+  if (needed !== undefined) {
+    if (!narrow) choose(needed); // what is known of it would hide the text
+    for (const pane of panes) if (pane.run) pane.reveal(needed);
+  }
+}
