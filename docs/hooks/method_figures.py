@@ -82,7 +82,7 @@ def half() -> int:
 @cache
 def run_problem(spec: str, budget: int | None) -> Run:
     """Let the embedded model run the program under a method."""
-    return source().record(methods.get(spec, budget), budget=budget, most_values=1)
+    return source().record(methods.get(spec, budget), budget=budget)
 
 
 @cache

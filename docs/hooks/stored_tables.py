@@ -30,7 +30,9 @@ def needles(short: str, long: str) -> Table:
         for point in found.points[1:]:
             control = found.point(controls.get(point.method, point.method), point.budget)
             shares = (each.interval for each in (point, control))
-            rows.setdefault(point.method, []).extend(x.percent() for x in shares if x)
+            rows.setdefault(point.method, []).extend(
+                x.written(".1f", scale=100) for x in shares if x
+            )
     return Table(("found, %", *headings), [[method, *cells] for method, cells in rows.items()])
 
 

@@ -29,7 +29,7 @@ from kvlab.fast.huggingface.agreement import logit_distance, stock_logits
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.tables import Table, escape_markdown
-from kvlab.fast.lab.terminal import reporting, run
+from kvlab.fast.lab.terminal import progress_bar, run
 
 SOURCE = [Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".py", ".toml")]
 READ = tomllib.loads(SOURCE[1])
@@ -283,8 +283,8 @@ def main(out: Annotated[Path, typer.Argument(help="Where the page is written.")]
     transformers.logging.set_verbosity(logging.CRITICAL)
     warnings.simplefilter("ignore")
     steps = [Step(" ".join(each), partial(compare, *each)) for each in known()]
-    with reporting() as report, kept("architectures", source=SOURCE) as store:
-        results = run_all(steps, store, kind=Result, report=report)
+    with progress_bar() as progress, kept("architectures", source=SOURCE) as store:
+        results = run_all(steps, store, kind=Result, progress=progress)
     write_text(out, page([*results.values()]))
 
 

@@ -401,7 +401,7 @@ def draw(narrow: bool) -> Picture:
 
 def percent(figures: Sequence[float]) -> str:
     """Write an interval of shares."""
-    return Interval(*figures).percent(0)
+    return Interval(*figures).written(".0f", scale=100)
 
 
 def decimal(figures: Sequence[float]) -> str:

@@ -53,13 +53,13 @@ def panels(sweeps: Sequence[str]) -> dict[str, dict[str, Test]]:
 
 
 def draw(file: str, narrow: bool) -> Picture:
-    """Draw gains over controls, a panel per budget or length; of three and more a phone gets one."""
+    """Draw gains over controls, a panel per budget or length; a phone gets one of many."""
     sweeps, scale, unit = CHARTS[file]
     shown = panels(sweeps)
     names = list(dict.fromkeys(name for gains in shown.values() for name in gains))
     if narrow and len(shown) > 2:  # one panel fits a phone's screen
         title = list(shown)[len(shown) // 2]
-        shown = {f"{title} (other budgets: in the table)": shown[title]}
+        shown = {f"{title} (other budgets: Every gain, below)": shown[title]}
     labels = [*map(plain_name, names)]
     if narrow:
         height = 0.4 + len(shown) * (0.4 + 0.38 * len(names))

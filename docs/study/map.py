@@ -221,8 +221,8 @@ def draw(model: str, narrow: bool = False) -> Picture:
         _draw(place, each, names=narrow or first == 0 or each.scores != panels[0].scores)
     text = "; ".join(
         f"{each.task} at {each.budget}: protection explains "
-        f"{each.explained['protection'].percent(0)} % of the variance, the score "
-        f"{each.explained['score'].percent(0)} %"
+        f"{each.explained['protection'].written('.0f', scale=100)} % of the variance, the score "
+        f"{each.explained['score'].written('.0f', scale=100)} %"
         for each in panels
     )
     about = f"Scores under protections, {model}. {text}. Intervals are over problems alone."
@@ -264,7 +264,9 @@ def papers(sweep: str) -> Table:
     for spec in OF_PAPERS:
         bare = f"{spec}{',' if '@' in spec else '@'}protected=nothing"
         specs = f"random:{bare}", f"random:{spec}", bare, spec
-        if cells := [interval.percent() for each in specs if (interval := found.get(each))]:
+        if cells := [
+            interval.written(".1f", scale=100) for each in specs if (interval := found.get(each))
+        ]:
             rows.append([spec, *cells])
     return Table(("", "neither", "protection alone", "score alone", "both"), rows)
 

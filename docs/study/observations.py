@@ -25,7 +25,7 @@ from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.measure import left_padded
 from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.recording import record_trace
-from kvlab.fast.lab.terminal import print_line, reporting, run
+from kvlab.fast.lab.terminal import print_line, progress_bar, run
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
 from kvlab.reference.models import EMBEDDED
@@ -239,7 +239,7 @@ def main(
         return recurrence_figures(trace) | bias_figures(trace) | precision_figures(trace)
 
     study = Path(__file__).read_text("utf-8")
-    with reporting() as report, kept("observations", **given, study=study) as store:
+    with progress_bar() as progress, kept("observations", **given, study=study) as store:
         writing = Step("writing texts", lambda: passages(network, tokenizer, *asked))
         found = run_all([writing], store, kind=dict[str, list[Passage]])[writing.id]
         everything = [(kind, passage) for kind, several in found.items() for passage in several]
@@ -255,7 +255,7 @@ def main(
             Step(f"{kind}, text {number}", partial(figures_of, passage))
             for number, (kind, passage) in enumerate(everything, start=1)
         ]
-        run_all(steps, store, report=report, tell=tell)
+        run_all(steps, store, progress=progress, tell=tell)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.points import points
 from kvlab.fast.lab.provenance import versions
 from kvlab.fast.lab.store import Store
-from kvlab.fast.lab.terminal import Report, print_line, reporting, run
+from kvlab.fast.lab.terminal import OnProgress, print_line, progress_bar, run
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
@@ -39,7 +39,7 @@ def measure(
     passages: Sequence[Passage],
     asked: Sequence[tuple[str, int | None]],
     store: Store | None = None,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Callable[[dict[str, Any]], object] = lambda row: None,
 ) -> list[dict[str, Any]]:
     """Feed the rated tokens of passages under methods; return each method's row of figures.
@@ -49,7 +49,7 @@ def measure(
         passages: prompts, which are read at once, and the tokens that are fed after them.
         asked: methods in registry syntax, each with its budget.
         store: keeps the rows.
-        report: is told how many methods are done.
+        progress: is told how many methods are done.
         tell: is called with each row.
 
     Raises:
@@ -66,7 +66,7 @@ def measure(
         return {"method": method, "budget": budget, "figures": means}
 
     steps = [Step(f"{method} {budget}", partial(row, method, budget)) for method, budget in asked]
-    found = run_all(steps, store, report=report, tell=lambda step, row: tell(row))
+    found = run_all(steps, store, progress=progress, tell=lambda step, row: tell(row))
     return [*found.values()]
 
 
@@ -114,8 +114,8 @@ def main(
         write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         print_line(f"{row['method']}: KL {np.mean(row['figures']['kl']):.3f}")
 
-    with reporting() as report, kept("output_errors", **given) as store:
-        measure(backend, texts, asked, store, report, tell)
+    with progress_bar() as progress, kept("output_errors", **given) as store:
+        measure(backend, texts, asked, store, progress, tell)
 
 
 if __name__ == "__main__":

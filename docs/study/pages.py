@@ -20,7 +20,7 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.proving import proved
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
-from kvlab.fast.lab.terminal import reporting, run
+from kvlab.fast.lab.terminal import progress_bar, run
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper
 from kvlab.reference.proofs.claim import Kind, Verdict
@@ -257,8 +257,8 @@ def data(results: Results) -> list[dict[str, Any]]:
 
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are written.")]) -> None:
     """Check every claim, and write the page and its data."""
-    with reporting() as report:
-        found = proved(claims(), os.cpu_count() or 1, report)
+    with progress_bar() as progress:
+        found = proved(claims(), os.cpu_count() or 1, progress)
     results = {each.claim.tag: each for each in found}
     write_text(directory / "claims.md", claims_page(results))
     text = json.dumps(data(results), ensure_ascii=False)

@@ -47,7 +47,7 @@ function run(policy, most) {
   return { frames };
 }
 
-const full = run(get("full"), 140), h2o = run(get("h2o", BUDGET), 140);
+const full = run(get("full"), 400), h2o = run(get("h2o", BUDGET), 140);
 const wrong = h2o.frames.findIndex(({ next }, block) => next !== full.frames[block].next);
 const lost = missed(h2o, full, wrong)[0].position;
 const mended = run(pin(get("h2o", BUDGET), [lost]), wrong + 2);
@@ -120,7 +120,8 @@ words.forEach((_, position) => {
 const phases = [[0, BEFORE * PACE], [BEFORE * PACE, seconds], [seconds, seconds + STILL], [seconds + STILL, total]];
 const captions = [
   ["A language model runs a program and writes out every line.", "Green: in its cache. Sums keep the last digit. L<c>: the line whose number c holds."],
-  [`The cache is full: ${BUDGET} entries. H2O evicts what has received least attention.`, "Fainter: evicted by more heads of the model."],
+  [`The budget is full: ${BUDGET} of ${full.frames.at(-1).seen} entries. H2O evicts what received least attention.`,
+    "Fainter: evicted by more heads of the model. Sums keep the last digit."],
   [`✗ It writes ${words.at(-1)}. The full cache looks at ${words[lost]} in line ${words[lost - 1]}, and writes ${right}.`,
     "The dashed line leads to the token that some heads have lost."],
   [`✓ The same run with this one token protected: it writes ${right}.`, "Which tokens would you evict? Try it in the playground."],

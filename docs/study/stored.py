@@ -93,7 +93,10 @@ def solved(found: TaskSummary, specs: Sequence[str], budgets: Collection[str] = 
         for label in axes.get_yticklabels():
             label.set_color(GREY if label.get_text().startswith("random") else INK)
         axes.set_title("" if size is None else texts[size])
-    told = (f"{p.method} at {p.budget or 'its own rule'}: {x.percent(0)}" for p, x in shares)
+    told = (
+        f"{p.method} at {p.budget or 'its own rule'}: {x.written('.0f', scale=100)}"
+        for p, x in shares
+    )
     return finish(figure, f"Problems solved, %, with 95 % intervals: {'; '.join(told)}.")
 
 

@@ -23,7 +23,7 @@ from kvlab.fast.lab.sweep.jobs import Result, do_job
 from kvlab.fast.lab.sweep.plan import Plan, hash_of, make_plan
 from kvlab.fast.lab.sweep.run import Stored
 from kvlab.fast.lab.sweep.summary import FULL, Results
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
 
@@ -207,7 +207,7 @@ def agrees(told: Any, again: Any) -> bool:
     return told == again or (isinstance(told, float) and isclose(told, again or 0, **CLOSE))
 
 
-def do_again(row: Row, share: float, report: Report) -> Iterator[str]:
+def do_again(row: Row, share: float, progress: OnProgress) -> Iterator[str]:
     """Do a drawn share of a row's jobs again, and say which figure of which unit differs.
 
     Measures of errors differ with the number of threads: they may, by `CLOSE`.
@@ -231,4 +231,4 @@ def do_again(row: Row, share: float, report: Report) -> Iterator[str]:
                 if not agrees(value, again[name]):
                     unit = f"unit {new.problem} of {job.label}"
                     yield f"{name} = {value} of {unit}; again: {again[name]}"
-        report(done, len(drawn), job.label)
+        progress(done, len(drawn), job.label)

@@ -66,13 +66,13 @@ def measure_effects(
     hidden: Sequence[Hidden],
     rated: int = 32,
     rows: int = 24,
-    report: Callable[[int], object] = lambda done: None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> Effects:
     """Hide entries of a text's first n tokens, and rate its last ``rated`` tokens.
 
     One token stands between: it is the first that is read with the entries hidden. So n is
     ``len(tokens) - rated - 1``. So many ``rows`` at most run as one batch, beside the one that
-    hides nothing; ``report`` is called after each batch with the number of rows done.
+    hides nothing; ``progress`` is called after each batch with the number of rows done.
 
     Raises:
         ValueError: if a number is not allowed, or if kvlab cannot call the model's layers one by
@@ -97,7 +97,7 @@ def measure_effects(
                 some = numbers[first : first + rows]
                 losses[some], outputs[some] = text.hide(layer, [hidden[x] for x in some])
                 done += len(some)
-                report(done)
+                progress(done)
     return Effects(losses, outputs)
 
 
@@ -126,7 +126,7 @@ def effect_labels(
     each: int,
     rated: int = 32,
     seed: int = 0,
-    report: Callable[[int, int, str], object] = lambda done, total, what: None,
+    progress: Callable[[int, int, str], object] = lambda done, total, what: None,
 ) -> dict[str, Any]:
     """Measure entries of a trace: members of its file, ``card`` among them, which explains them.
 
@@ -136,7 +136,7 @@ def effect_labels(
         each: entries of every recorded layer and KV head, drawn with ``seed``.
         rated: tokens at the end of the trace that are rated.
         seed: of the draw.
-        report: is called with the entries done, all entries, and a word.
+        progress: is called with the entries done, all entries, and a word.
 
     Raises:
         ValueError: if the trace is too short, and as `measure_effects`.
@@ -156,7 +156,7 @@ def effect_labels(
         trace.tokens.tolist(),
         hidden,
         rated,
-        report=lambda done: report(done, len(hidden), "hiding entries"),
+        progress=lambda done: progress(done, len(hidden), "hiding entries"),
     )
     card = CARD.format(
         first=read,

@@ -11,7 +11,7 @@ import torch
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.evaluate.controls import after_eviction
 from kvlab.fast.lab.points import After, tokens_after
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 
@@ -57,7 +57,7 @@ def generate(
     *,
     block_size: int | None = None,
     max_new_tokens: int = 128,
-    report: Report | None = None,
+    progress: OnProgress | None = None,
     stopped: Stopped | None = None,
 ) -> Written:
     """Let a decoder of transformers continue a text of at least one token under a method.
@@ -70,7 +70,7 @@ def generate(
     prompt_tokens = inputs["input_ids"].shape[1]
     entries = None if budget is None else budget_entries(budget, prompt_tokens + max_new_tokens)
     options = decoding_options(model, max_new_tokens, stopped=stopped)
-    timer = TokenTimer(max_new_tokens, report)
+    timer = TokenTimer(max_new_tokens, progress)
     with compress(model, method, entries, block_size) as cache:
         tokens = model.generate(**inputs, **options, past_key_values=cache, streamer=timer)[0]
         memory, kept = cache.memory(), [count for (count,) in cache.kept()]
@@ -151,15 +151,15 @@ def full_bytes(model: Any, cache: CompressedCache, tokens_read: int) -> int:
 class TokenTimer:
     """Times the tokens as they come; ``model.generate`` takes it as ``streamer``."""
 
-    def __init__(self, total: int, report: Report | None = None) -> None:
-        self.total, self.report = total, report
+    def __init__(self, total: int, progress: OnProgress | None = None) -> None:
+        self.total, self.progress = total, progress
         self.times: list[float] = []
 
     def put(self, value: Any) -> None:
         """Take the prompt in, then every token."""
         self.times.append(perf_counter())
-        if self.report is not None:
-            self.report(len(self.times) - 1, self.total, "writing")
+        if self.progress is not None:
+            self.progress(len(self.times) - 1, self.total, "writing")
 
     def end(self) -> None:
         """Take in that no token follows; transformers calls it."""

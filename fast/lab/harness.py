@@ -37,7 +37,7 @@ from kvlab.fast.lab.points import (
     tokens_after,
 )
 from kvlab.fast.lab.store import Store
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.fast.models.loading import load, muted
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.selection import budget_entries
@@ -266,7 +266,7 @@ def evaluate_tasks(
     fewshot: int | None = None,
     chat: bool = False,
     include_path: Path | None = None,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Callable[[EvaluatedRow], object] = lambda row: None,
     store: Store | None = None,
     **loading: Any,
@@ -276,8 +276,8 @@ def evaluate_tasks(
     Budgets are entries, or percent of each request's own tokens. ``how`` holds block_size, feed and
     batch_size, as `CompressedLM` takes them, ``loading`` what `kvlab.fast.models.loading.load`
     takes. None as ``limit`` takes all problems of a task, as ``fewshot`` as many examples as the
-    task says; ``include_path`` is a folder of further tasks. ``report``, ``tell`` and ``store`` are
-    as in `kvlab.fast.lab.points.measure_points`.
+    task says; ``include_path`` is a folder of further tasks. ``progress``, ``tell`` and ``store``
+    are as in `kvlab.fast.lab.points.measure_points`.
     """
     if not tasks:
         raise ValueError("tasks must name at least one")
@@ -301,7 +301,7 @@ def evaluate_tasks(
             method=method, budget=budget, figures=figures, versions=results["versions"]
         )
 
-    return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell, store)
+    return measure_points(points(specs, budgets), measure, EvaluatedRow, progress, tell, store)
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.provenance import program, states
-from kvlab.fast.lab.store import Store, read_as, written
+from kvlab.fast.lab.store import Store, written
 from kvlab.fast.lab.tables import counted
-from kvlab.fast.lab.terminal import Report, print_aside
+from kvlab.fast.lab.terminal import OnProgress, print_aside
 from kvlab.fast.models import cache_directory
 
 PAUSE = 0.2
@@ -51,7 +51,7 @@ def run_all(
     store: Store | None = None,
     engine: Callable[[Iterator[Any]], Iterator[tuple[Any, Any]]] = in_turn,
     kind: Any = Any,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Callable[[Any, Any], object] = lambda item, row: None,
     lasting: Callable[[Any], bool] = lambda row: True,
 ) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def run_all(
         engine: takes items one by one as it gets to them, and yields them with their rows; closing
             it stops what runs.
         kind: type of the rows, as `read_as` takes it.
-        report: called when the loop begins, and after each item.
+        progress: called when the loop begins, and after each item.
         tell: called with each item and its row: first those that are stored, then as they come
             from the engine, or from another process that shares the work.
         lasting: whether a row is kept; another run does those anew that are not.
@@ -74,13 +74,13 @@ def run_all(
     def take(item: Any, row: Any) -> None:
         found[item.id] = row
         del waiting[item.id]
-        report(len(found), len(items), item.label)
+        progress(len(found), len(items), item.label)
         tell(item, row)
 
-    report(0, len(items), "starting")
+    progress(0, len(items), "starting")
     try:
         for item, text in [(waiting[x], text) for x, text in store.rows().items() if x in waiting]:
-            take(item, read_as(kind, text))
+            take(item, store.read(item.id, text, kind))
         while waiting:
             before, mine = len(waiting), _claimed(waiting, store, kind, take)
             if (first := next(mine, None)) is None:
@@ -105,7 +105,7 @@ def _claimed(
     """Yield the items that this process may do; take the rows that others have made meanwhile."""
     for item in [*waiting.values()]:
         if (text := store.row(item.id)) is not None:
-            take(item, read_as(kind, text))
+            take(item, store.read(item.id, text, kind))
         elif store.claim(item.id):
             yield item
 

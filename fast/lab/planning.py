@@ -7,7 +7,7 @@ import numpy as np
 
 from kvlab.fast.lab.points import Row, measure_points, most_entries, points
 from kvlab.fast.lab.tables import counted, percent
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_between
 from kvlab.reference.selection import budget_entries
@@ -80,7 +80,7 @@ def plan_methods(
     serving: Serving,
     specs: Sequence[str],
     budget: int | str,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Callable[[PlannedRow], object] = lambda row: None,
 ) -> Planned:
     """Plan memory and time of a model under methods; nothing is run.
@@ -112,7 +112,7 @@ def plan_methods(
             pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
         )
 
-    rows = measure_points(points(specs, [entries]), measure, PlannedRow, report, tell)
+    rows = measure_points(points(specs, [entries]), measure, PlannedRow, progress, tell)
     at_once = full.with_batch(serving.batch or max(1, full.largest_batch))
     return Planned(serving, rows, most_gained(at_once, entries))
 

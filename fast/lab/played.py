@@ -1,6 +1,7 @@
 """A program that a model runs under several methods: what they evicted, and what it then wrote."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.columns import Columns
@@ -23,7 +24,7 @@ def side_by_side(runs: Sequence[Run], styled: bool) -> Group:
     failed = [run for run in runs if run.failure]
     end = min((run.failure["position"] for run in failed if run.failure), default=0)
     texts = [Text("\n").join(_lines(run, end or len(run.texts) - 1, styled)) for run in runs]
-    reasons = [_reason(run, **run.failure) for run in failed if run.failure]
+    reasons = [_reason(run, run.failure) for run in failed if run.failure]
     return Group(Columns(texts, padding=(0, 3)), *reasons[:1])
 
 
@@ -54,14 +55,14 @@ def _lines(run: Run, end: int, styled: bool) -> Iterator[Text]:
     yield Text()
 
 
-def _reason(run: Run, position: int, expected: str, lost: Sequence[int]) -> Text:
-    """Say where a run turns wrong."""
-    texts, named = read_tokens(run.texts), []
-    right = read_tokens([*run.texts[:position], expected])[-1]
-    for at in lost:
+def _reason(run: Run, failure: Mapping[str, Any]) -> Text:
+    """Say where a run turns wrong, which `Run.failure` knows."""
+    texts, named, position = read_tokens(run.texts), [], failure["position"]
+    right = read_tokens([*run.texts[:position], failure["expected"]])[-1]
+    for at, much in zip(failure["lost"], failure["attention"], strict=True):
         begins = [each for each in texts[: at + 1] if each.startswith("\n")]
         line = f" in line {begins[-1].split()[-1]}" if begins else ""
-        named.append(f"“{texts[at].strip()}”{line}")
-    why = f", because it still attends to {', '.join(named)}" if named else ""
+        named.append(f"“{texts[at].strip()}”{line} ({much:.0%} of its attention)")
+    why = f": there a head attends to {', '.join(named)}, and has lost that here" if named else ""
     said = f"Under {run.method} the model writes {texts[position].strip()}, which is wrong. The "
     return Text(f"{said}full cache writes {right.strip()}{why}.")

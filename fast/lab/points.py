@@ -18,7 +18,7 @@ from jaxtyping import Real
 from kvlab.fast.lab.loop import Step, run_all
 from kvlab.fast.lab.store import Store
 from kvlab.fast.lab.tables import percent
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference import methods
 from kvlab.reference.generators import seeded
 from kvlab.reference.methods import takes_budget
@@ -144,7 +144,7 @@ def measure_points(
     asked: Iterable[tuple[str, Budget | None]],
     measure: Callable[[str, Budget | None], Measured],
     refused: type[Measured],
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Callable[[Measured], object] = lambda row: None,
     store: Store | None = None,
 ) -> tuple[Measured, ...]:
@@ -152,13 +152,13 @@ def measure_points(
 
     ``measure`` returns a point's row, or raises what the module's docstring says; a row of the
     class ``refused`` then says why. Every point finds the shared generators with the same seed.
-    ``report`` is called before each point, ``tell`` with each row,
+    ``progress`` is called before each point, ``tell`` with each row,
     and ``store`` keeps the rows of methods that could run. ValueError if none could.
     """
     asked = list(asked)
 
     def work(number: int, method: str, budget: Budget | None) -> Measured:
-        report(number, len(asked), method)
+        progress(number, len(asked), method)
         try:
             with seeded(0):
                 return measure(method, budget)

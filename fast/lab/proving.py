@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.fast.lab.loop import kept, run_all
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference import proofs
 from kvlab.reference.proofs.claim import Claim, Finding
 
@@ -20,7 +20,7 @@ class _Check:
 def proved(
     chosen: Sequence[Claim],
     workers: int = 1,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Callable[[proofs.Result], object] = lambda result: None,
 ) -> list[proofs.Result]:
     """Check claims as `kvlab.reference.proofs.prove` does, but for those that were checked before.
@@ -38,5 +38,5 @@ def proved(
 
     checks = [_Check(x.tag, f"{x.paper} {x.tag}", x) for x in chosen]
     with kept("prove", claims=[each.id for each in checks]) as store:
-        found = run_all(checks, store, engine, tuple[Finding, float], report, told)
+        found = run_all(checks, store, engine, tuple[Finding, float], progress, told)
     return [proofs.Result(each.claim, *found[each.id]) for each in checks]

@@ -18,7 +18,7 @@ from kvlab.fast.lab.points import (
     reason,
 )
 from kvlab.fast.lab.store import Store
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.policy import Policy
@@ -69,7 +69,7 @@ def simulate(
     gap: int = 16,
     exact: bool | None = None,
     workers: int = 1,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     store: Store | None = None,
 ) -> Simulation:
     """Replay a trace under methods and budgets: entries, or percent of the trace's tokens.
@@ -88,7 +88,7 @@ def simulate(
 
     def judged(some: list[Policy]) -> Iterator[Sequence[Judgement]]:
         how = block_size, workers, threshold, gap, exact
-        return _judge_layers(trace, some, how, report, store)
+        return _judge_layers(trace, some, how, progress, store)
 
     def alone(row: SimulatedRow, policy: Policy) -> SimulatedRow:
         try:
@@ -119,7 +119,7 @@ def _judge_layers(
     trace: Trace,
     policies: Sequence[Policy],
     how: Sequence[Any],
-    report: Report,
+    progress: OnProgress,
     store: Store | None,
 ) -> Iterator[Sequence[Judgement]]:
     """Return what was found of each policy in all layers, those that were done before included."""
@@ -131,7 +131,7 @@ def _judge_layers(
 
     names = "; ".join(map(repr, policies))
     layers = [_Layer(f"{number}: {names}", number) for number in range(trace.shape[0])]
-    found = run_all(layers, store, engine, list[Judgement], report)
+    found = run_all(layers, store, engine, list[Judgement], progress)
     return zip(*found.values(), strict=True)
 
 

@@ -84,6 +84,16 @@ class Store:
         """Return all rows by their items."""
         return dict(self._do("SELECT item, row FROM rows WHERE row IS NOT NULL ORDER BY rowid"))
 
+    def read(self, item: str, text: str, kind: Any) -> Any:
+        """Return the text of a row as a value of a type; ValueError names file and item."""
+        try:
+            return read_as(kind, text)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{self.path}: the row of {item} cannot be read ({error}); it is damaged, or was "
+                "written by a newer kvlab"
+            ) from None
+
     def release(self) -> None:
         """Give the items back that this process has claimed and not done."""
         self._do("DELETE FROM rows WHERE owner = ? AND row IS NULL", self.owner)

@@ -22,7 +22,7 @@ from kvlab.fast.lab.tables import MISSING, Layout, Table, counted, refusal, text
 console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
 
-Report = Callable[[int, int, str], None]
+OnProgress = Callable[[int, int, str], None]
 """A long computation calls it with the steps done, the steps in all, and what it is doing."""
 
 
@@ -51,7 +51,7 @@ def _lines() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def reporting(transient: bool = False) -> Iterator[Report]:
+def progress_bar(transient: bool = False) -> Iterator[OnProgress]:
     """Show on stderr what a computation reports: a bar on a terminal, else a line now and then.
 
     What is printed meanwhile appears above the bar, and goes into a pipe if stdout is one.
@@ -68,11 +68,11 @@ def reporting(transient: bool = False) -> Iterator[Report]:
     with bar, _lines() as say:
         task = bar.add_task("starting", total=None)
 
-        def report(done: int, total: int, what: str) -> None:
+        def progress(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=escape(what))
             say(f"{done} of {total}: {what}")
 
-        yield report
+        yield progress
         bar.update(task, completed=bar.tasks[task].total)
 
 

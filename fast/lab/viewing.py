@@ -10,22 +10,20 @@ from markupsafe import Markup
 
 from kvlab.fast.lab.points import Row, marked_budget, measure_points, points
 from kvlab.fast.lab.reports import write_page
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.recorder import (
-    MOST_VALUES,
-    record_generation,
-    record_replay,
-    token_texts,
-)
-from kvlab.reference.simulator.timeline import Run, Timeline, against, write
+from kvlab.reference.simulator.recorder import record_generation, record_replay, token_texts
+from kvlab.reference.simulator.timeline import Run, Timeline, against, thinned, write
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES
 from kvlab.reference.transformer import Transformer, end_of_text, load_tokenizer
+
+PAGE = 2**18
+"""Entries in the snapshots of all methods, by default."""
 
 WORDS, NEEDLES = 120, 2
 """Words of the passage of `needle_source`, and numbers hidden in it; it asks for the first."""
@@ -70,7 +68,7 @@ def record_methods(
     block_size: int | None = None,
     threshold: float = 0.01,
     most_values: int | None = None,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Callable[[ViewedRow], object] = lambda row: None,
 ) -> Viewed:
     """Record one method after the other.
@@ -82,21 +80,23 @@ def record_methods(
     """
     check_at_least(0, threshold=threshold)
     check_at_least(1, most_values=most_values, block_size=block_size)
-    most_values = most_values or max(1, MOST_VALUES // 4 // max(1, len(specs)))
-    options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
-    fine = options | {"most_values": 2**23}  # of 32 bytes: what a method lost is known at each step
-    full = None if source.tokens else source.record(methods.get("full"), **fine)
+    most_values = most_values or PAGE // max(1, len(specs))
+    options = {"block_size": block_size, "threshold": threshold}
+    full = None if source.tokens else source.record(methods.get("full"), **options)
     entries = budget_entries(budget, full.read if full else source.tokens or 1)
-    runs = []
+    runs, wrong = [], set()
 
     def measure(spec: str, budget: int | None) -> ViewedRow:
         run = source.record(
             methods.get(spec, budget),
             budget=budget,
-            progress=lambda done, total: report(done, total, spec),
+            progress=lambda done, total: progress(done, total, spec),
             **options,
         )
-        runs.append(against(run, full) if full else run)
+        run = against(run, full) if full else run
+        if run.failure:
+            wrong.add(run.step_before(run.failure["position"]))
+        runs.append(thinned(run, most_values, wrong))
         kept = float(run.entries()[-1])
         found = {"tokens_read": run.read, "entries": kept, "solved": run.solved}
         held = budget is None or kept <= budget

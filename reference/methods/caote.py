@@ -165,7 +165,7 @@ class EvictionError(Around):
 
 @dataclass(frozen=True)
 class Caote(Wrapper):
-    """Correct a method's score (caote:h2o: H2O's) by how much the output changes without the entry."""
+    """Correct a score (in caote:h2o H2O's) by how much the output changes without the entry."""
 
     norm: float = 2
     """Order of the norm in which the change of the output is measured."""

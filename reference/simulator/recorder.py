@@ -19,8 +19,8 @@ from kvlab.reference.step import Block, StepResult
 from kvlab.reference.streams import run_stream
 from kvlab.reference.transformer import Transformer
 
-MOST_VALUES = 2**20
-"""Entries in all snapshots of a run, by default."""
+MOST_VALUES = 2**23
+"""Entries in all snapshots of a run, 32 bytes each; a longer one has not one for every step."""
 
 
 def record_generation(
@@ -34,14 +34,13 @@ def record_generation(
     stop: int | None = None,
     block_size: int | None = None,
     threshold: float = 0.01,
-    most_values: int = MOST_VALUES,
     solved: Callable[[str], bool] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Run:
     """Let a model write under a method, and record what happens to every token.
 
     The text ends after the token ``stop``. ``budget``, in entries, is only shown. An entry counts
-    as activated from the attention ``threshold`` on. All snapshots together hold ``most_values``
+    as activated from the attention ``threshold`` on. All snapshots together hold `MOST_VALUES`
     entries at most; steps between them are left out. ``solved`` says whether an answer is right,
     ``progress`` is called with the tokens done and the most that there can be.
 
@@ -49,7 +48,7 @@ def record_generation(
         ValueError: if the prompt is empty, or the policy cannot work with it.
     """
     ids = tokenizer.encode(prompt).ids
-    recorder = _Recorder(len(ids) + max_new_tokens, threshold, most_values)
+    recorder = _Recorder(len(ids) + max_new_tokens, threshold)
 
     def watch(block: Block, result: StepResult) -> None:
         recorder.note(result)
@@ -71,7 +70,6 @@ def record_replay(
     budget: int | None = None,
     block_size: int | None = None,
     threshold: float = 0.01,
-    most_values: int = MOST_VALUES,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Run:
     """Ask a method what it would have done with the tokens of a trace, whose texts are ``texts``.
@@ -85,7 +83,7 @@ def record_replay(
     t = trace.shape[3]
     if len(texts) != t:
         raise ValueError(f"texts of {len(texts)} tokens must be of the {t} tokens of the trace")
-    recorder = _Recorder(t, threshold, most_values)
+    recorder = _Recorder(t, threshold)
     layers = Layer.all_of(trace, block_size)
     for results in zip(*(run_stream(policy, layer) for layer in layers), strict=True):
         for result in results:
@@ -101,7 +99,6 @@ class _Recorder:
     tokens: int
     """Most tokens that are read."""
     threshold: float
-    most_values: int
     layers: dict[int, dict[str, Array]] = field(default_factory=dict)
     """What is known of every token of each layer, in arrays ``[G, tokens]``."""
     steps: list[int] = field(default_factory=list)
@@ -169,10 +166,8 @@ class _Recorder:
         return found
 
     def thin_out(self) -> None:
-        """Drop every other snapshot while they hold more than ``most_values`` entries."""
-        while sum(each.attention.size for each in self.snapshots) > self.most_values and (
-            self.every < len(self.steps)
-        ):
+        """Drop every other snapshot while they hold more than `MOST_VALUES` entries."""
+        while sum(each.attention.size for each in self.snapshots) > MOST_VALUES:
             self.every *= 2
             self.snapshots = [each for each in self.snapshots if each.step % self.every == 0]
 

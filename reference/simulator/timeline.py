@@ -48,7 +48,7 @@ half of a float32, rounded), ``data`` its bytes, little-endian, in base64.
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -112,12 +112,17 @@ class Run:
     snapshots: tuple[Snapshot, ...] = field(repr=False)
     failure: dict[str, Any] | None = None
     """``position`` of the first token that is not the full cache's, the text ``expected`` there,
-    and positions ``lost`` by heads that attended to them in the full cache, the most read first."""
+    and positions ``lost`` by heads that attended to them in the full cache, the most read first,
+    with the largest ``attention`` of such a head to each."""
 
     @property
     def read(self) -> int:
         """Tokens that the model read: t."""
         return int(self.steps[-1])
+
+    def step_before(self, position: int) -> int:
+        """Index of the step that predicts the token at a position."""
+        return int(np.searchsorted(self.steps, position))
 
     def stored(self, step: int) -> Int[Array, "L G t"]:
         """Index into `states` of every entry after a step; `GONE` also where it is not read yet."""
@@ -150,7 +155,7 @@ def against(run: Run, full: Run) -> Run:
     position = next((p for p, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
     if position is None:
         return run
-    step = int(np.searchsorted(run.steps, position))
+    step = run.step_before(position)
     read = np.zeros(position)  # largest attention of heads that had lost an entry before the step
     for each in full.snapshots:
         if each.step == step:
@@ -159,7 +164,19 @@ def against(run: Run, full: Run) -> Run:
             read = np.maximum(read, (each.attention * gone).max(axis=0))
     lost = [p for p in np.argsort(-read)[:MOST_LOST].tolist() if read[p] > LOOK]
     failure = {"position": position, "expected": full.texts[position], "lost": lost}
-    return replace(run, failure=failure)
+    return replace(run, failure=failure | {"attention": read[lost].tolist()})
+
+
+def thinned(run: Run, most_values: int, always: Collection[int] = ()) -> Run:
+    """Leave snapshots out until they hold ``most_values`` entries at most; some steps' stay.
+
+    ``always`` are indices of these steps, of which any number of entries stays.
+    """
+    every, snapshots = 1, run.snapshots
+    while sum(each.attention.size for each in snapshots) > most_values and every < len(run.steps):
+        every *= 2
+        snapshots = tuple(x for x in snapshots if x.step % every == 0 or x.step in always)
+    return replace(run, snapshots=snapshots)
 
 
 def write(timeline: Timeline) -> str:

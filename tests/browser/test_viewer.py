@@ -21,7 +21,7 @@ def recorded(tokens=41, budget=16, texts=None, layers=2):
     trace = noise(layers=layers, t=tokens, d=4, prompt=tokens // 4)
     texts = texts or [WORDS[n % len(WORDS)] for n in range(tokens)]
     runs = [record_replay(trace, texts, methods.get(spec, budget)) for spec in ("h2o", "tova")]
-    failure = {"position": tokens // 2, "expected": EVIL, "lost": [3, 5]}
+    failure = {"position": tokens // 2, "expected": EVIL, "lost": [3, 5], "attention": [0.5, 0.1]}
     return Timeline("noise", 0.01, (runs[0], replace(runs[1], failure=failure)))
 
 

@@ -49,10 +49,10 @@ def test_a_program_shows_what_was_lost_and_where_the_answer_turns_wrong():
     source = viewing.text_source(problem.prompt, embedded_directory("jumps"), problem.tokens)
     found = viewing.record_methods(source, ["h2o", "caote:h2o"], 168, most_values=1)
     drawn = side_by_side(found.timeline.runs, styled=False)
-    *lines, _, why = (line.rstrip() for line in shown(drawn, 120).splitlines())
+    *lines, _, why, more = (line.rstrip() for line in shown(drawn, 120).splitlines())
     assert " ".join(lines[-1].split()) == "L7 e (7) + g ✗ L7 e (7) + c ✓"
     assert "L7 e = e + ~c~, then go" in lines[10]
     said = "writes g, which is wrong. The full cache writes c"
-    assert said in why and shown(drawn, 120).endswith("attends to “c” in line L7.\n")
+    assert said in why and "“c” in line L7 (50% of its attention)" in f"{why} {more}"
     narrow = shown(side_by_side(found.timeline.runs, styled=True), 60).splitlines()
     assert max(map(len, narrow)) <= 60 and len(narrow) >= 2 * len(lines)

@@ -28,7 +28,7 @@ def made(job, after=100, **known):
 
 def row(after=100, method="h2o"):
     results = [unit for job in PLANS[method].jobs() for unit in made(job, after)]
-    stored = Stored(PLANS[method], results, Path(), {"command": "kvlab"})
+    stored = Stored(PLANS[method], results, directory=Path(), run={"command": "kvlab"})
     return board.row_of(stored, "jumps", method)
 
 

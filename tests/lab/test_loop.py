@@ -122,8 +122,8 @@ def test_lines_say_what_goes_on_where_there_is_no_terminal(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "SILENT", 0.01)
     said = []
     monkeypatch.setattr(terminal, "print_aside", said.append)
-    with terminal.reporting() as report:
-        report(3, 9, "h2o [at] 50%")
+    with terminal.progress_bar() as progress:
+        progress(3, 9, "h2o [at] 50%")
         while "3 of 9: h2o [at] 50%" not in said:
             pass
     with terminal.working("loading"):
@@ -131,8 +131,8 @@ def test_lines_say_what_goes_on_where_there_is_no_terminal(monkeypatch, capsys):
             pass
     monkeypatch.setattr(terminal, "errors", Console(stderr=True, force_terminal=True))
     said.clear()
-    with terminal.reporting() as report:
-        report(3, 9, "h2o")
+    with terminal.progress_bar() as progress:
+        progress(3, 9, "h2o")
     assert said == []
 
 

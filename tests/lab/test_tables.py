@@ -164,7 +164,7 @@ def test_shares_are_written_in_percent():
 
 def test_rows_go_into_a_pipe_while_a_bar_is_on_the_terminal(monkeypatch, capsys):
     monkeypatch.setattr(printing, "errors", Console(stderr=True, force_terminal=True))
-    with printing.reporting(transient=True):
+    with printing.progress_bar(transient=True):
         printing.print_line("a row")
         assert capsys.readouterr().out == "a row\n"
 

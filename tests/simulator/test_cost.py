@@ -9,14 +9,7 @@ import pytest
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, Runtime
-from kvlab.reference.simulator.sizes import (
-    HARDWARE,
-    LAUNCHES,
-    SHAPES,
-    Hardware,
-    Shape,
-    find_shape,
-)
+from kvlab.reference.simulator.sizes import HARDWARE, LAUNCHES, SHAPES, Hardware, Shape, find_shape
 from kvlab.reference.simulator.work import Sizes, rating
 from kvlab.reference.slots import Rows
 from kvlab.reference.transformer import ModelConfig

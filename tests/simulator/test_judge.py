@@ -9,14 +9,7 @@ import pytest
 
 from kvlab.reference import methods
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
-from kvlab.reference.simulator.judge import (
-    bound_of,
-    judge,
-    oracle_of,
-    random_of,
-    recall,
-    skill,
-)
+from kvlab.reference.simulator.judge import bound_of, judge, oracle_of, random_of, recall, skill
 from kvlab.reference.simulator.replay import Fate, Layer, replay_layer
 from support.noise import noise
 from support.tolerances import FLOAT64

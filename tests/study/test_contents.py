@@ -8,13 +8,7 @@ from kvlab.reference.simulator.cost import Plan
 from kvlab.reference.simulator.judge import judge
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from study.checks import explanation, verdicts
-from study.costs import (
-    cache_sizes,
-    entry_bytes,
-    memory_held,
-    remembered_bytes,
-    work_per_token,
-)
+from study.costs import cache_sizes, entry_bytes, memory_held, remembered_bytes, work_per_token
 from study.evictions import recomputed_errors, scores_by_entry
 from study.replays import judgements
 from support.noise import noise

@@ -13,11 +13,7 @@ from kvlab.reference.proofs.lazy_eviction import missing_before
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.observed import intervals, recurrence
 from study import observations
-from study.observations import (
-    precision_figures,
-    read,
-    recurrence_figures,
-)
+from study.observations import precision_figures, read, recurrence_figures
 from study.rounded_weights import round_weights
 
 

@@ -141,7 +141,7 @@ export class EvictionError extends Score {
   }
 }
 
-/** Correct a method's score (caote:h2o: H2O's) by how much the output changes without the entry. */
+/** Correct a score (in caote:h2o H2O's) by how much the output changes without the entry. */
 export class Caote extends Method {
   static id = "caote";
   static title = "CAOTE";

@@ -30,14 +30,7 @@ from kvlab.fast.huggingface import graphs
 from kvlab.fast.lab.benchmarks.kernels import copying
 from kvlab.fast.lab.benchmarks.noted import must_read, profiled, quartiles
 from kvlab.fast.lab.benchmarks.results import Measure, gpu_or_small, run, run_benchmark
-from kvlab.fast.lab.benchmarks.workload import (
-    DATA,
-    Run,
-    drawn,
-    held_by,
-    random_llama,
-    tiny_llama,
-)
+from kvlab.fast.lab.benchmarks.workload import DATA, Run, drawn, held_by, random_llama, tiny_llama
 from kvlab.fast.lab.loop import Step
 from kvlab.reference.methods import takes_budget
 

@@ -20,7 +20,7 @@ from kvlab.fast.lab.described import described
 from kvlab.fast.lab.files import read_data, write_text
 from kvlab.fast.lab.loop import kept, run_all, tell_of_older
 from kvlab.fast.lab.provenance import versions
-from kvlab.fast.lab.terminal import print_line, reporting
+from kvlab.fast.lab.terminal import print_line, progress_bar
 
 SCHEMA = 5
 Result = Mapping[str, Any]
@@ -56,8 +56,8 @@ def run_benchmark(
         "parameters": asked,
     }
     given = {"asked": [asked, about], "machine": result["machine"]}
-    with reporting() as report, kept(name, **given) as store:
-        parts = measured(partial(run_all, store=store, report=report))
+    with progress_bar() as progress, kept(name, **given) as store:
+        parts = measured(partial(run_all, store=store, progress=progress))
         result |= {"configurations": configurations(), "about": about, "parts": parts}
         text = json.dumps(result, indent=1, default=str)
         if out is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from typer import Exit, Typer
 
 from kvlab.fast.lab.commands.options import add_commands, check_output, read_methods, say, words
-from kvlab.fast.lab.terminal import errors, print_line, reporting, results_only
+from kvlab.fast.lab.terminal import errors, print_line, progress_bar, results_only
 from kvlab.reference import methods as registry
 from kvlab.reference.checks import check_between
 
@@ -35,10 +35,11 @@ def run(
     sweeps = {task: board.sweep_of(task, asked, model, text) for task in words(tasks)}
     for task in sweeps:
         check_output("out", out / f"{task}.json")
-    engine, failed = running.choose_engine("local", workers), False
+    failed = False
     for task, sweep in sweeps.items():
         folder = out / "units" / f"{task}-{Path(sweep.models[0]).name}"
-        with results_only(), reporting() as told:
+        with results_only(), progress_bar() as told:
+            engine, _ = running.choose_engine(sweep, workers=workers)
             ran = running.run_sweep(make_plan(sweep), folder, engine, told)
         say(f"failed: {job.label}: {why.reason}" for job, why in ran.failures)
         stored = running.read_stored(folder)
@@ -72,7 +73,7 @@ def check(file: Path, share: float = 0.1) -> None:
     row = board.read(file)
     if row.digest != board.digest(row.method):
         say([f"{row.method}'s source is not the one that the row was measured with"])
-    with results_only(), reporting() as told:
+    with results_only(), progress_bar() as told:
         found = list(board.faults(row)) or list(board.do_again(row, share, told))
     if found:
         errors.print("\n".join(found), style="red", markup=False)

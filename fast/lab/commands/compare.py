@@ -38,7 +38,7 @@ from kvlab.fast.lab.terminal import (
     print_line,
     print_table,
     print_texts,
-    reporting,
+    progress_bar,
     working,
 )
 from kvlab.fast.models import model_location
@@ -100,7 +100,7 @@ def compare(
             play_first(sweep, read_methods(play))
     many, started = counted(problems, "problem"), time.perf_counter()
     title = f"{many}: {sweep.tasks[0]}\n"
-    shown = f"{many} like this\n" if play else title
+    shown = f"{many} like this; those of the site's results are longer" if play else title
     rows = RowPrinter(layout_of(sweep), shown, not json, held=not table)
     found = run_shown(sweep, rows, workers or _workers(sweep))
     seconds = time.perf_counter() - started
@@ -180,8 +180,8 @@ def run_shown(sweep: Sweep, rows: RowPrinter, workers: int = 0, joined: bool = F
     say(sweep.too_few(joined))
     if named := [each for each in sweep.methods if each != ORACLE]:
         check_points(named, sweep.budgets)
-    with reporting(transient=True) as report, rows as tell:
-        found = run_in_memory(sweep, workers, report, tell)
+    with progress_bar(transient=True) as progress, rows as tell:
+        found = run_in_memory(sweep, workers, progress, tell)
     check_any([point for each in found.summaries for point in each.points])
     return found
 

@@ -19,7 +19,7 @@ from kvlab.fast.lab import terminal
 from kvlab.fast.lab.commands.options import PROCESSORS, add_commands, check_output
 from kvlab.fast.lab.files import folder_of, named, write_text
 from kvlab.fast.lab.tables import Table
-from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
+from kvlab.fast.lab.terminal import print_json, print_line, print_table, progress_bar, working
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import checker, planned, publishing, report, vectors
@@ -123,7 +123,7 @@ def run(
             calls=calls,
             sizes=sizes or ("small",),
             seed=seed,
-            progress=opened.enter_context(reporting(transient=True)),
+            progress=opened.enter_context(progress_bar(transient=True)),
         )
     found = report.judged(found, known, allow or ())
     if junit is not None:

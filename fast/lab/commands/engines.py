@@ -11,7 +11,7 @@ from kvlab.fast.lab import engines
 from kvlab.fast.lab.commands.options import add_commands
 from kvlab.fast.lab.loop import Step, kept, run_all
 from kvlab.fast.lab.tables import layout
-from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
+from kvlab.fast.lab.terminal import print_json, print_line, print_table, progress_bar, working
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.tasks import english
@@ -80,8 +80,8 @@ def check(
 
     steps = [Step(each.name, partial(row_of, each)) for each in chosen]
     asked = {"engine": setup, "method": method, "budget": budget, "asked": [passages, tokens]}
-    with reporting(transient=True) as report, kept("check", **asked) as store:
-        how: Any = {"kind": agreement.Agreement, "report": report}
+    with progress_bar(transient=True) as progress, kept("check", **asked) as store:
+        how: Any = {"kind": agreement.Agreement, "progress": progress}
         rows = [*run_all(steps, store, lasting=lambda row: "tokens" in row, **how).values()]
     if json:
         print_json(rows)

@@ -50,7 +50,7 @@ def evaluate(
     }
     settings = asked | how | {"methods": specs, "include_path": include_path and str(include_path)}
 
-    def report(done: int, total: int, what: str) -> None:
+    def progress(done: int, total: int, what: str) -> None:
         print_aside(f"[{done + 1}/{total}] {what}")
 
     results = redirect_stdout(sys.stdout)
@@ -66,6 +66,6 @@ def evaluate(
                     print_row(each)
 
         rows = harness.evaluate_tasks(
-            specs=specs, how=how, report=report, tell=tell, store=store, **asked
+            specs=specs, how=how, progress=progress, tell=tell, store=store, **asked
         )
     finish({"settings": settings, **harness.to_json(rows)}, rows, json, print_row.legend)

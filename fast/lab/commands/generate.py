@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.fast.lab.commands.options import (
-    check_output,
-    load_model,
-    load_tokenizer,
-    read_prompt,
-)
+from kvlab.fast.lab.commands.options import check_output, load_model, load_tokenizer, read_prompt
 from kvlab.fast.lab.files import folder_of, named
 from kvlab.fast.lab.loop import stop_with, until_stopped
 from kvlab.fast.lab.points import After, check_points, reason
 from kvlab.fast.lab.tables import MISSING
-from kvlab.fast.lab.terminal import print_facts, print_json, refuse, reporting, working
+from kvlab.fast.lab.terminal import print_facts, print_json, progress_bar, refuse, working
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.trace import DTYPES, Trace, save_trace
 
@@ -48,9 +43,9 @@ def generate(
     check_points([method], budgets, tokens + max_new_tokens)
     network = load_model(model, device, dtype)
     try:
-        with reporting(transient=True) as report, until_stopped("token") as stopped:
+        with progress_bar(transient=True) as progress, until_stopped("token") as stopped:
             how: Any = {"block_size": block_size, "max_new_tokens": max_new_tokens}
-            how |= {"report": report, "stopped": stopped}
+            how |= {"progress": progress, "stopped": stopped}
             written = generation.generate(network, tokenizer, text, method, budget, **how)
     except Exception as error:
         why = reason(error)
@@ -132,8 +127,8 @@ def trace(
     encode_prompt(tokenizer, text, "cpu")
     network = load_model(model, device)
     inputs = encode_prompt(tokenizer, text, network.device)
-    with reporting(transient=True) as report, until_stopped("token") as stopped:
-        timer = TokenTimer(max_new_tokens, report)
+    with progress_bar(transient=True) as progress, until_stopped("token") as stopped:
+        timer = TokenTimer(max_new_tokens, progress)
         options = decoding_options(network, max_new_tokens, stopped=stopped)
         recorded = record_trace(
             network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
@@ -142,7 +137,7 @@ def trace(
         if effects:
             from kvlab.fast.lab.effects import effect_labels
 
-            labels = effect_labels(network, recorded, effects, report=report)
+            labels = effect_labels(network, recorded, effects, progress=progress)
     with working(f"compressing into {output}"), named(output), folder_of(output):
         if statistics:
             from safetensors.torch import save_file

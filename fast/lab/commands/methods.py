@@ -11,7 +11,7 @@ from typer import Exit
 
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Table
-from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
+from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, progress_bar
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import field_docstrings
@@ -74,7 +74,7 @@ def _check(files: Sequence[Path], as_json: bool) -> None:
     own = [each for each in registry.names() if each not in before]
     if not own:
         raise ValueError(f"files = {', '.join(map(str, files))} define no method that is new")
-    with reporting() as progress:
+    with progress_bar() as progress:
         found = check(own, IMPLEMENTATIONS, arrays="torch", progress=progress)
     if as_json:
         print_json(to_plain(found))

@@ -6,7 +6,7 @@ from kvlab.fast.lab import planning
 from kvlab.fast.lab.commands.options import read_methods
 from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.tables import layout
-from kvlab.fast.lab.terminal import RowPrinter, finish, reporting
+from kvlab.fast.lab.terminal import RowPrinter, finish, progress_bar
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, find_shape
@@ -33,8 +33,8 @@ def plan(
     specs = read_methods(methods)
     check_points(specs, [budget], prompt + length)
     printing = RowPrinter(layout("plan"), planning.title(serving), not json)
-    with reporting(transient=True) as report, printing as tell:
-        found = planning.plan_methods(serving, specs, budget, report, tell)
+    with progress_bar(transient=True) as progress, printing as tell:
+        found = planning.plan_methods(serving, specs, budget, progress, tell)
     data = {
         "asked": asdict(serving),
         "pays": found.pays,

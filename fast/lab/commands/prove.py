@@ -7,7 +7,7 @@ from typer import Exit
 from kvlab.fast.lab.commands.options import PROCESSORS
 from kvlab.fast.lab.proving import proved
 from kvlab.fast.lab.tables import Column, Layout, plain, tabulate
-from kvlab.fast.lab.terminal import errors, print_json, print_line, print_table, reporting
+from kvlab.fast.lab.terminal import errors, print_json, print_line, print_table, progress_bar
 from kvlab.reference import proofs
 from kvlab.reference.proofs import machine_checked
 
@@ -37,8 +37,8 @@ def prove(
             _show(sorted(own, key=lambda each: claims.index(each.claim)))
 
     try:
-        with reporting(transient=True) as report:
-            results = proved(claims, workers, report, tell)
+        with progress_bar(transient=True) as progress:
+            results = proved(claims, workers, progress, tell)
     except KeyboardInterrupt as stop:
         stop.add_note(f"{len(checked)} of {len(claims)} claims were checked, no file was written")
         raise
@@ -57,10 +57,10 @@ def prove(
 def _check_in_rocq(paper: str | None, as_json: bool) -> None:
     results: list[machine_checked.Checked] = []
     chosen = machine_checked.theorems(paper)
-    with reporting(transient=True) as report:
+    with progress_bar(transient=True) as progress:
         for result in machine_checked.check(paper):
             results.append(result)
-            report(len(results), len(chosen), result.theorem.name)
+            progress(len(results), len(chosen), result.theorem.name)
     if as_json:
         print_json([plain("theorem", each) for each in results])
     else:

@@ -12,7 +12,7 @@ from kvlab.fast.lab.commands.compare import and_next, print_found
 from kvlab.fast.lab.commands.options import PROCESSORS, read_budgets, read_methods
 from kvlab.fast.lab.loop import kept
 from kvlab.fast.lab.tables import layout, percent
-from kvlab.fast.lab.terminal import finish, print_line, reporting
+from kvlab.fast.lab.terminal import finish, print_line, progress_bar
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.trace import load_trace
 
@@ -39,8 +39,10 @@ def simulate(
     asked: dict[str, Any] = {"block_size": block_size, "threshold": threshold}
     asked |= {"gap": gap, "exact": exact, "specs": read_methods(methods)}
     asked |= {"budgets": read_budgets(budgets, "50%", "70%")}
-    with reporting() as report, kept("simulate", trace=trace, **asked) as store:
-        found = simulation.simulate(recorded, **asked, workers=workers, report=report, store=store)
+    with progress_bar() as progress, kept("simulate", trace=trace, **asked) as store:
+        found = simulation.simulate(
+            recorded, **asked, workers=workers, progress=progress, store=store
+        )
     best = max(found.rows, key=lambda row: row.skill or 0)
     shows = f"What this shows: {best.method} goes furthest, {percent(best.skill)} {SKILL}."
     told = and_next(shows, f"view run.html --trace {quote(str(trace))}")

@@ -6,7 +6,7 @@ from kvlab.fast.lab import viewing
 from kvlab.fast.lab.commands.options import check_output, read_methods, read_prompt
 from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.tables import layout
-from kvlab.fast.lab.terminal import RowPrinter, finish, reporting, working
+from kvlab.fast.lab.terminal import RowPrinter, finish, progress_bar, working
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
@@ -54,8 +54,8 @@ def view(
                 source = viewing.text_source(text, directory, max_new_tokens)
     how = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
     rows = RowPrinter(layout("view"), wanted=not json)
-    with reporting(transient=True) as report, rows as tell:
-        found = viewing.record_methods(source, specs, budget, report=report, tell=tell, **how)
+    with progress_bar(transient=True) as progress, rows as tell:
+        found = viewing.record_methods(source, specs, budget, progress=progress, tell=tell, **how)
     viewing.write_viewer(found.timeline, output)
     facts = {"file": str(output), "file_bytes": output.stat().st_size, "model": source.name}
     data = {**facts, "methods": found.rows}

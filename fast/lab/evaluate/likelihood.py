@@ -59,13 +59,13 @@ def likelihoods(
     block_size: int | None = None,
     feed: str = "steps",
     batch_size: int = 1,
-    report: Callable[[int], object] = lambda done: None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> list[Likelihood]:
     """Rate passages; every batch gets a fresh cache, and those whose budgets differ run apart.
 
     ``budgets`` are in entries. ``block_size`` None reads at once what is read as a prompt.
-    ``report`` is called after each batch with the number of passages that are rated. ValueError if
-    a part of a passage is empty, or the policy does not fit the prompts.
+    ``progress`` is called after each batch with the number of passages that are rated. ValueError
+    if a part of a passage is empty, or the policy does not fit the prompts.
     """
     check_choice(FEEDS, feed=feed)
     if not all(len(each.prompt) and len(each.rated) for each in passages):
@@ -79,7 +79,7 @@ def likelihoods(
                 with compress(model, policy_at(entries), block_size=block_size) as cache:
                     rated = read(model, cache, [passages[number] for number in some])
                 found.update(zip(some, rated, strict=True))
-                report(len(found))
+                progress(len(found))
     return [found[number] for number in range(len(passages))]
 
 

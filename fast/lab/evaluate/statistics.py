@@ -37,10 +37,6 @@ class Interval:
         """Whether the interval excludes 0; one without width, of equal values, decides nothing."""
         return self.low < self.high and (self.low > 0 or self.high < 0)
 
-    def percent(self, digits: int = 1) -> str:
-        """Write a share in percent."""
-        return self.written(f".{digits}f", scale=100)
-
     def written(self, form: str, to: str = "–", scale: float = 1.0) -> str:
         """Write mean and ends as numbers of a format such as ``.3g``, multiplied by ``scale``.
 

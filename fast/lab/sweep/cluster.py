@@ -76,11 +76,11 @@ def on_cluster(
                     return
                 (reference,), _ = ray.wait(list(running), num_returns=1)
                 job = running.pop(reference)
-                found = _found(reference)
-                deaths[job.id] += found is None
-                if found is not None:
+                if (found := _found(reference)) is not None:
                     yield job, found
-                elif deaths[job.id] < MOST_DEATHS:
+                    continue
+                deaths[job.id] += 1
+                if deaths[job.id] < MOST_DEATHS:
                     again.append(job)
                 else:
                     yield job, Failure(f"{MOST_DEATHS} processes died of it")
@@ -123,15 +123,15 @@ def _found(reference: Any) -> list[Result] | Failure | None:
 
 
 def run_job(
-    job: Job, do: Any, theirs: dict[str, str | None], outside: str
+    job: Job, do: Any, driver: dict[str, str | None], outside: str
 ) -> list[Result] | Failure:
     """Do a job in a process of the cluster, where versions and places are those of the driver."""
     if os.environ.get(OUTSIDE, "") != outside:
         os.environ[OUTSIDE] = outside
         discover_again()
-    for name, ours in relevant_versions().items():
-        if theirs[name] != ours:
-            raise ValueError(f"a worker of the cluster has {name} {ours}, not {theirs[name]}")
+    for name, here in relevant_versions().items():
+        if driver[name] != here:
+            raise ValueError(f"a worker of the cluster has {name} {here}, not {driver[name]}")
     return do(job)
 
 

@@ -12,19 +12,19 @@ from kvlab.fast.lab.loop import kept, run_all
 from kvlab.fast.lab.points import ORACLE, built, check_any
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import (
-    ROWS,
     Engine,
     Failure,
     Result,
     failed_results,
     in_processes,
     in_this_process,
+    lasts,
     place_of,
 )
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, against_full, point_of
 from kvlab.fast.lab.tables import Layout, layout
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 
 Tell = Callable[[Point], None]
 
@@ -41,7 +41,7 @@ def layout_of(sweep: Sweep) -> Layout:
 def compare(
     sweep: Sweep,
     workers: int = 0,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Tell | None = None,
 ) -> Results:
     """Run a sweep of one model and one task as `run_in_memory`; ValueError without figures."""
@@ -50,7 +50,7 @@ def compare(
         raise ValueError(
             f"models = {sweep.models} and tasks = {sweep.tasks} must be one model and one task"
         )
-    results = run_in_memory(sweep, workers, report, tell)
+    results = run_in_memory(sweep, workers, progress, tell)
     check_any(results.summary.points)
     return results
 
@@ -58,7 +58,7 @@ def compare(
 def run_in_memory(
     sweep: Sweep,
     workers: int = 0,
-    report: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
     tell: Tell | None = None,
 ) -> Results:
     """Do all jobs of a sweep, point by point, and keep what they find.
@@ -73,7 +73,7 @@ def run_in_memory(
         order = {at: number for number, at in enumerate(_order(plan))}
         jobs.sort(key=lambda job: order[job.point])
     with kept("jobs", jobs=[job.id for job in jobs]) as store:
-        run_all(jobs, store, engine, report=report, tell=points.add, **ROWS)
+        run_all(jobs, store, engine, list[Result], progress, points.add, lasts)
     return Results(plan, list(chain.from_iterable(points.found.values())))
 
 

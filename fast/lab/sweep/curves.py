@@ -13,8 +13,9 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.points import NOTHING, ORACLE
 from kvlab.fast.lab.sweep.summary import (
     ACCEPTED,
-    ALONG,
+    ERROR,
     FULL,
+    KL,
     LOSS,
     SOLVED,
     Point,
@@ -79,16 +80,8 @@ QUALITIES = (
     Quality(SOLVED, "Problems solved, %", "solved", lambda point: point.interval, 100),
     Quality(ACCEPTED, "Tokens accepted, %", "accepted", lambda point: point.accepted, 100),
     Quality(LOSS, "Perplexity", "perplexity", _perplexity),
-    *(
-        Quality(measure, title, heading, lambda point, of=of: point.measured.get(of))
-        for measure, title, heading, of in zip(
-            ALONG,
-            ("Output error", "KL from the full cache, nats"),
-            ("error", "KL"),
-            ("output_error", "kl"),
-            strict=True,
-        )
-    ),
+    Quality(ERROR, "Output error", "error", lambda point: point.measured.get("output_error")),
+    Quality(KL, "KL from the full cache, nats", "KL", lambda point: point.measured.get("kl")),
 )
 """What can be drawn; those that rank methods come first."""
 
@@ -105,32 +98,32 @@ def _panels(count: int, methods: Sequence[str], narrow: bool) -> tuple[Any, list
 
 
 def over_budget(
-    each: TaskSummary, quality: Quality, methods: Sequence[str], narrow: bool = False
+    summary: TaskSummary, quality: Quality, methods: Sequence[str], narrow: bool = False
 ) -> Picture:
     """Draw what ranks methods over the budget (LazyEviction Fig. 5)."""
     figure, (axes,) = _panels(1, methods, narrow)
 
     def size(point: Point) -> float | None:
-        return None if point.budget is None else 100 * point.budget / each.mean_length
+        return None if point.budget is None else 100 * point.budget / summary.mean_length
 
-    _draw_curves(axes, each, quality, methods, size)
+    _draw_curves(axes, summary, quality, methods, size)
     axes.set_xlabel("budget, % of prompt and solution")
     title = f"{quality.title} over the budget, {DRAWN}."
     return finish(figure, title, legend="list" if narrow else "below")
 
 
-def over_memory(each: TaskSummary, methods: Sequence[str], narrow: bool = False) -> Picture:
+def over_memory(summary: TaskSummary, methods: Sequence[str], narrow: bool = False) -> Picture:
     """Draw every measure over the bytes of keys and values."""
 
     def size(point: Point) -> float | None:
         nbytes = point.mean("nbytes")
         return None if nbytes is None else nbytes / 1024
 
-    ran = [point for point in each.points if point.method in methods and point.method != FULL]
+    ran = [point for point in summary.points if point.method in methods and point.method != FULL]
     shown = [quality for quality in QUALITIES if any(map(quality.interval, ran))]
     figure, panels = _panels(len(shown), methods, narrow)
     for axes, quality in zip(panels, shown, strict=True):
-        _draw_curves(axes, each, quality, methods, size)
+        _draw_curves(axes, summary, quality, methods, size)
         points = [point for point in ran if not is_reference(point.method)]
         front = front_of([(size(point), quality.interval(point)) for point in points], quality)
         axes.plot(*front, color=GREY, linewidth=6, alpha=0.25, zorder=0)
@@ -155,7 +148,7 @@ def front_of(
 
 def _draw_curves(
     axes: Any,
-    each: TaskSummary,
+    summary: TaskSummary,
     quality: Quality,
     methods: Sequence[str],
     size: Callable[[Point], float | None],
@@ -163,7 +156,7 @@ def _draw_curves(
     """Draw a measure over a size, one line per method."""
     colours = "012345689"  # number 7 is grey
     for number, method in enumerate((FULL, *(spec for spec in methods if spec != FULL)), start=-1):
-        points = [point for point in each.points if point.method == method]
+        points = [point for point in summary.points if point.method == method]
         found = [(size(point), quality.interval(point)) for point in points]
         if method == FULL:
             for _, value in found:

@@ -31,9 +31,8 @@ AS_IT_COMES = ("auto", None, None)
 class Part:
     """One task of a sweep. What its table does not state is as in `Sweep`.
 
-    A task that rates texts measures nothing else and reads in blocks of its own size (of its
-    `Subject`'s, where it rates in blocks), unless its table says so; if it draws nothing, its only
-    seed is 0.
+    A task that rates texts measures nothing else, unless its table says so; if it draws nothing,
+    its only seed is 0.
     """
 
     task: str
@@ -44,6 +43,7 @@ class Part:
     measured: int
     to_first_error: bool
     block_size: int | None
+    """None reads prompts at once; texts that are rated in blocks have the `Subject`'s then."""
     drafts: bool
 
     def __post_init__(self) -> None:
@@ -94,8 +94,10 @@ def _part(asked: "str | dict[str, Any]", sweep: "Sweep") -> Part:
     usual = {name: getattr(sweep, name) for name in hints if name != "task"}
     task = find_task(given["task"])
     if isinstance(task, Rated):
-        block_size = task.block_size if sweep.block_size is None else sweep.block_size
-        usual |= {"measured": 0, "to_first_error": False, "block_size": block_size}
+        chosen = task.feed == "blocks" and not given.get("drafts", sweep.drafts)
+        usual |= {"measured": 0, "to_first_error": False}
+        if sweep.block_size is None and not chosen:
+            usual["block_size"] = task.block_size
         usual |= {} if task.drawn else {"seeds": (0,)}
     return Part(**(usual | given))
 
@@ -165,8 +167,8 @@ class Sweep:
     @property
     def workers(self) -> int:
         """One for each device, if several are named; else 0: the process itself."""
-        named = (self.device or "").count(",")
-        return named + 1 if named else 0
+        commas = (self.device or "").count(",")
+        return commas + 1 if commas else 0
 
     @cached_property
     def runs(self) -> tuple[str, ...]:

@@ -116,9 +116,9 @@ Engine = Callable[[Iterable[Job]], Iterator[Done]]
 runs."""
 
 
-ROWS: Any = {"kind": list[Result], "lasting": lambda done: not isinstance(done, Failure)}
-"""What `run_all` is told of what jobs become: the type of a row, and that a failure does not last.
-"""
+def lasts(found: list[Result] | Failure) -> bool:
+    """Say whether what became of a job is kept: a failure is not, so the job is tried again."""
+    return not isinstance(found, Failure)
 
 
 def attempt(job: Job) -> list[Result] | Failure:

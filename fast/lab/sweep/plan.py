@@ -11,7 +11,6 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.tasks import Encode, Rated, find_task, rates_texts
@@ -25,7 +24,8 @@ FORMAT = 1
 """Version of the results of a job; with a new number all old results count as missing."""
 
 BETWEEN_BATCHES = 1009
-"""Step of a method's seed from one problem to the next: more than the seeds of a sweep span."""
+"""By how much the seed of what is drawn differs between the first problems of two batches, per
+problem: sweeps whose seeds span as much would draw alike."""
 
 
 def _from_outside(spec: str) -> bool:
@@ -217,9 +217,9 @@ def make_plan(sweep: Sweep, device: str | None = None) -> Plan:
         mark = backends.fingerprint(location)
         if twin := [each.model for each in subjects if each.fingerprint == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
-        for asked, part in zip(sweep.tasks, sweep.parts, strict=True):
+        for part in sweep.parts:
             if model in part.models:
-                subjects.append(_subject(sweep, asked, part, model, location, encode, mark))
+                subjects.append(_subject(sweep, part, model, location, encode, mark))
     return Plan(
         sweep,
         tuple(subjects),
@@ -237,12 +237,9 @@ def hash_of(content: bytes) -> str:
 
 
 def _subject(
-    sweep: Sweep, asked: Any, part: Part, model: str, location: str, encode: Encode, mark: str
+    sweep: Sweep, part: Part, model: str, location: str, encode: Encode, fingerprint: str
 ) -> Subject:
-    """Look up what jobs of a model on a task need; lengths are means over what all seeds ask.
-
-    ``asked`` is the task as the sweep states it, ``mark`` the model's fingerprint.
-    """
+    """Look up what jobs of a model on a task need; lengths are means over what all seeds ask."""
     task, tokenizer = find_task(part.task), None
     if isinstance(task, Rated):
         from kvlab.fast.models.loading import load_tokenizer_of
@@ -255,20 +252,16 @@ def _subject(
     ]
     length = fmean(map(len, questions))
     budgets = {text: budget_entries(text, round(length)) for text in sweep.budgets}
-    block_size, file = None, getattr(task, "text", None)
-    # Blocks are chosen for the task where nobody has: the sweep, or its table of this task. Drafts
-    # are fed token by token.
-    own = isinstance(asked, dict) and "block_size" in asked
-    stated = part.drafts or own or sweep.block_size is not None
-    if isinstance(task, Rated) and task.feed == "blocks" and not stated:
+    block_size = None
+    if isinstance(task, Rated) and part.block_size is None:
         block_size = task.block_for(questions, budgets.values())
     return Subject(
         model=model,
         part=part,
-        fingerprint=mark,
+        fingerprint=fingerprint,
         dtype=backends.dtype_of(location, sweep.backend, sweep.dtype),
         length=length,
         budgets=budgets,
         block_size=block_size,
-        text=hash_of(Path(file).read_bytes()) if file else "",
+        text=hash_of(Path(task.text).read_bytes()) if task.text else "",
     )

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,18 @@ from kvlab.fast.lab.sweep.summary import (
     main_measure,
     summarise,
 )
-from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Layout, Table, counted, layout, plain
+from kvlab.fast.lab.tables import (
+    MISSING,
+    Bold,
+    Cell,
+    Column,
+    Layout,
+    Table,
+    counted,
+    layout,
+    plain,
+    text_of,
+)
 from kvlab.reference.outside import OUTSIDE
 
 if TYPE_CHECKING:
@@ -104,12 +116,11 @@ def told_once(blocks: Iterable[Block]) -> list[Block]:
     for block in blocks:
         if isinstance(block, Table):
             new = [each for each in block.legend if each not in said]
-            begin = "Other marks" if new or block.notes else "Marks"
-            rest = [f"{begin} and columns: as in the tables before"] * (
-                len(new) < len(block.legend)
-            )
             said.update(new)
-            block = replace(block, legend=[*new, *rest])
+            if len(new) < len(block.legend):
+                begin = "Other marks" if new or block.notes else "Marks"
+                new.append(f"{begin} and columns: as in the tables before")
+            block = replace(block, legend=new)
         made.append(block)
     return made
 
@@ -142,77 +153,95 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     yield Table(("what", "was"), rows, words=2, title="Versions and hashes")
 
 
-def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
-    stated = ", ".join(f"{text} = {entries}" for text, entries in each.budgets.items())
-    seeds, most = ", ".join(map(str, each.seeds)), max(point.problems for point in each.points)
+def _task_blocks(summary: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
+    stated = ", ".join(f"{text} = {entries}" for text, entries in summary.budgets.items())
+    seeds = f"seed{'s' * (len(summary.seeds) > 1)} {', '.join(map(str, summary.seeds))}"
+    most = max(point.problems for point in summary.points)
     yield Text(
-        f"{counted(most, 'problem')}, drawn with seed{'s' * (len(each.seeds) > 1)} {seeds}. Prompt "
-        f"and solution, or a window of a text, have {each.mean_length:.0f} tokens on average. "
+        f"{counted(most, 'problem')}, drawn with {seeds}. Prompt and solution, or a window of a "
+        f"text, have {summary.mean_length:.0f} tokens on average. "
         f"Budgets in entries per KV head and layer: {stated or 'none'}."
     )
-    measure = main_measure(each.points)
+    measure = main_measure(summary.points)
     main = next(quality for quality in QUALITIES if quality.measure is measure)
-    yield replace(accuracy_table(each), title=main.title)
-    if each.gains:
-        yield gains_table(each.gains, measure)
-    if len({point.budget for point in each.points} - {None}) > 1:
-        draw = partial(over_budget, each, main, curves)
+    yield replace(accuracy_table(summary), title=main.title)
+    if summary.gains:
+        yield gains_table(summary.gains, measure)
+    if len({point.budget for point in summary.points} - {None}) > 1:
+        draw = partial(over_budget, summary, main, curves)
         caption = f"{main.title.partition(',')[0]} over the budget, {DRAWN}"
         yield Drawing(f"{name}-budget", caption, draw(), partial(draw, narrow=True))
-    if any("nbytes" in point.figures for point in each.points):
-        draw, caption = partial(over_memory, each, curves), f"Quality over memory, {DRAWN}; {FRONT}"
+    if any("nbytes" in point.figures for point in summary.points):
+        draw = partial(over_memory, summary, curves)
+        caption = f"Quality over memory, {DRAWN}; {FRONT}"
         yield Drawing(f"{name}-memory", caption, draw(), partial(draw, narrow=True))
     along = {measure.name for measure in ALONG}
-    tests = [test for test in each.tests if test.measure not in along]
+    tests = [test for test in summary.tests if test.measure not in along]
     if tests := [test for test in tests if (test.only_first, test.only_second) != (0, 0)]:
         table = table_of_tests(tests, title="Pairs on the same problems")
-        if len(tests) < len(each.tests):
+        if len(tests) < len(summary.tests):
             more = "Pairs that never differ, or differ in error and KL, are in the CSV file"
             table = replace(table, legend=[*table.legend, more])
         yield table
     for title, shown in (("Memory", "memory"), ("Errors and time", "errors")):
-        if (found := figures_table(each, shown, main.column)) is not None:
+        if (found := figures_table(summary, shown, main.column)) is not None:
             yield replace(found, title=title)
 
 
-def figures_table(each: TaskSummary, name: str, shown: str = "") -> Table | None:
-    """Return a table of ``tables.toml`` without empty columns, and without one shown before."""
-    points, known = sorted(each.points, key=_full_first), layout(name)
+def figures_table(summary: TaskSummary, name: str, shown: str = "") -> Table | None:
+    """Return a table of ``tables.toml`` without empty columns, and without what was said before."""
+    points, known = sorted(summary.points, key=_full_first), layout(name)
     columns = [
         column
         for column in known.columns[2:]
         if column.name != shown and any(column.cell(point) != MISSING for point in points)
     ]
     made = replace(known, columns=[*known.columns[:2], *columns])
-    return made.table(points) if columns else None
+    return replace(made.table(points), notes=()) if columns else None
 
 
-def accuracy_table(each: TaskSummary) -> Table:
+def accuracy_table(summary: TaskSummary) -> Table:
     """Methods × budgets, as LazyEviction's and CAOTE's tables are; the full cache comes first."""
-    texts = {value: text for text, value in sorted(each.budgets.items(), key=lambda it: it[1])}
-    points = sorted(each.points, key=_full_first)
-    found = {(point.method, point.budget): accuracy_cell(each, point) for point in points}
-    (cell,), columns = layout(main_measure(each.points).name).columns, [Column("method", str)]
-    for at, text in {None: "no budget", **texts}.items():
-        if any(budget == at for _, budget in found):
-            there = {method: value for (method, budget), value in found.items() if budget == at}
-            columns.append(replace(cell, heading=text, value=defaultdict(str, there).__getitem__))
-    title = f"{each.task}, model {each.model}"
-    return Layout(columns).table(dict.fromkeys(method for method, _ in found), title)
+    rows: dict[str, dict[int | None, Point]] = defaultdict(dict)
+    for point in sorted(summary.points, key=_full_first):
+        rows[point.method][point.budget] = point
+    stated: dict[int | None, str] = {None: "no budget"}
+    stated |= {
+        entries: text for text, entries in sorted(summary.budgets.items(), key=itemgetter(1))
+    }
+    asked = [each for each in stated if any(each in row for row in rows.values())]
+    cells = [
+        (method, *(accuracy_cell(summary, row[each]) if each in row else "" for each in asked))
+        for method, row in rows.items()
+    ]
+    refused = [
+        point for row in rows.values() for point in row.values() if point.refusal is not None
+    ]
+    return Table(
+        columns=("method", *(stated[each] for each in asked)),
+        rows=cells,
+        title=f"{summary.task}, model {summary.model}",
+        legend=Layout([Column("method"), *[_figure(summary)] * len(asked)]).legend(cells),
+        notes=[f"{each.method}, {stated[each.budget]}: {each.refusal}" for each in refused],
+    )
+
+
+def _figure(summary: TaskSummary) -> Column:
+    """What a cell of the first table shows."""
+    (figure,) = layout(main_measure(summary.points).name).columns
+    return figure
 
 
 def _full_first(point: Point) -> bool:
     return point.method != FULL
 
 
-def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
-    """The share solved with its interval, or the perplexity, with marks; or a dash."""
-    share, mark = point.interval or point.accepted, each.gain_mark(point)
-    known = point.perplexity_known
-    figure = share.percent() if share else Column("", format=".4f").written(known)
-    if point.refusal is not None or (known is None and not share):
+def accuracy_cell(summary: TaskSummary, point: Point) -> Cell:
+    """The share solved or accepted, or the perplexity, with interval and marks; or a dash."""
+    figure, mark = text_of(_figure(summary).cell(point)), summary.gain_mark(point)
+    if figure == MISSING:
         return MISSING
     nothing = f" {NOTHING}" if point.measures_nothing else ""
     text = f"{figure}{mark}{budget_mark(point)}{nothing}"
-    won = point.budget is not None and point.method == each.winners.get(point.budget)
+    won = point.budget is not None and point.method == summary.winners.get(point.budget)
     return Bold(text) if won and not mark else text

@@ -12,9 +12,9 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from typing import Any
 from kvlab.fast.lab.files import folder_of, write_text
 from kvlab.fast.lab.loop import run_all, tell_of_older
 from kvlab.fast.lab.provenance import versions
-from kvlab.fast.lab.store import Store, read_as, written
-from kvlab.fast.lab.sweep.jobs import ROWS, Engine, Failure, Result, in_processes, in_this_process
+from kvlab.fast.lab.store import Store, read_as
+from kvlab.fast.lab.sweep.design import Sweep, only
+from kvlab.fast.lab.sweep.jobs import Engine, Failure, Result, in_processes, in_this_process, lasts
 from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.sweep.summary import Results
-from kvlab.fast.lab.terminal import Report
+from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import UnknownMethodError, discover
 from kvlab.reference.outside import OUTSIDE, named
@@ -49,76 +50,83 @@ def read_rows(directory: Path) -> list[Result]:
     rows = [*read_published(directory)]
     if (path := directory / RESULTS).is_file():
         with closing(Store(path)) as store:
-            rows += [row for text in store.rows().values() for row in read_as(list[Result], text)]
+            for item, text in store.rows().items():
+                rows += store.read(item, text, list[Result])
     return list({(row.job, row.problem): row for row in rows}.values())
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a call of `run_sweep` did: jobs done by it, of all jobs, and what failed."""
+    """What a call of `run_sweep` did: jobs done meanwhile, of all that it was asked for."""
 
     done: int
     total: int
     failures: tuple[tuple[Job, Failure], ...]
 
 
-def choose_engine(name: str, workers: int | None = None, gpus: float | None = None) -> Engine:
-    """Return one of `ENGINES`.
+def choose_engine(
+    sweep: Sweep, name: str = "local", workers: int | None = None, gpus: float | None = None
+) -> tuple[Engine, str | None]:
+    """Return one of `ENGINES`, and what computes on its cluster; None: what this machine has.
 
-    ``workers`` None works in this process, or with as many as fit the cluster; ``gpus``, per worker
-    of the Ray engine, None takes 1 if the cluster has any.
+    ``workers`` None takes one for each device that the sweep names, if these are several, and else
+    this process, or as many as fit the cluster; ``gpus``, per worker of the Ray engine, None takes
+    1 if the cluster has any.
     """
     check_choice(ENGINES, engine=name)
     check_at_least(1, workers=workers)
+    check_at_least(0, gpus=gpus)
+    if name == "ray" and sweep.workers:
+        raise ValueError(f"device = {sweep.device} must be one: Ray shares out the devices")
+    workers = workers or sweep.workers or None
+    if sweep.parallel and workers:
+        raise ValueError(f"workers = {workers} cannot be given: parallel takes all devices")
     if name == "local":
         if gpus is not None:
             raise ValueError("gpus can only be given with engine = 'ray'")
-        return in_this_process if workers is None else partial(in_processes, workers=workers)
-    check_at_least(0, gpus=gpus)
-    from kvlab.fast.lab.sweep.cluster import on_cluster
+        return partial(in_processes, workers=workers) if workers else in_this_process, None
+    from kvlab.fast.lab.sweep.cluster import device_of_workers, on_cluster
 
-    return partial(on_cluster, workers=workers, gpus=gpus)
+    engine = partial(on_cluster, workers=workers, gpus=gpus)
+    return engine, device_of_workers(gpus, sweep.device) if sweep.backend == "fast" else None
 
 
 def run_sweep(
     plan: Plan,
     directory: Path,
     engine: Engine,
-    progress: Report = lambda done, total, what: None,
+    progress: OnProgress = lambda done, total, what: None,
+    methods: Collection[str] | None = None,
 ) -> Ran:
     """Do the jobs that are missing; every result is stored at once, those of other jobs stay.
 
     Jobs that were published, or done by an older kvlab, are not done again; nor are those in the
     store, which the loop finds there. ``progress`` is called before the first job and after each,
-    with all jobs of the plan as the total. An OSError or ValueError names a file that is damaged.
+    and knows nothing of those that were published.
+    Of ``methods``, if they are given, and their controls alone the jobs are done; the plan stays
+    whole. An OSError or ValueError names a file that is damaged, or an unknown method.
     """
-    failures, successes = [], []
+    some = plan if methods is None else replace(plan, sweep=only(plan.sweep, methods))
+    jobs, failures = list(some.jobs()), []
 
-    def recording_failures(jobs: Iterable[Job]) -> Iterator[Any]:
-        """Do jobs by the engine; note which succeeded here, and write down why one failed."""
-        for job, found in engine(jobs):
-            if isinstance(found, Failure):
-                failures.append((job, found))
-                text = f"{job}\n\n{found.trace}\n{found.reason}\n"
-                write_text(directory / FAILURES / f"{job.id}.txt", text)
-            else:
-                successes.append(job)
-            yield job, found
+    def note(job: Job, found: list[Result] | Failure) -> None:
+        """Write down why a job failed; what is written goes once the job is done."""
+        path = directory / FAILURES / f"{job.id}.txt"
+        if isinstance(found, Failure):
+            failures.append((job, found))
+            write_text(path, f"{job}\n\n{found.trace}\n{found.reason}\n")
+        else:
+            path.unlink(missing_ok=True)
 
     tell_of_older(directory.glob("results/*.unfinished"))
     published = {row.job for row in read_published(directory)}
-    jobs = list(plan.jobs())
+    left = [job for job in jobs if job.id not in published]
     with folder_of(directory / PLAN):
         _write_plan(plan, directory)
         with closing(Store(directory / RESULTS)) as store:
-            left = [job for job in jobs if job.id not in published]
-
-            def of_all(done: int, total: int, what: str) -> None:
-                """Report of all jobs, where the loop knows those that are left."""
-                progress(len(jobs) - total + done, len(jobs), what)
-
-            run_all(left, store, recording_failures, report=of_all, **ROWS)
-    return Ran(len(successes), len(jobs), tuple(failures))
+            before = len(store.rows().keys() & {job.id for job in left})
+            run_all(left, store, engine, list[Result], progress, note, lasts)
+    return Ran(len(left) - before - len(failures), len(jobs), tuple(failures))
 
 
 def _write_plan(plan: Plan, directory: Path) -> None:
@@ -128,7 +136,7 @@ def _write_plan(plan: Plan, directory: Path) -> None:
         "versions": versions(*PACKAGES),
         "machine": platform.platform(),
     }
-    content = {"plan": json.loads(written(plan)), "run": run}
+    content = {"plan": asdict(plan), "run": run}  # in full: what is usual may change
     write_text(directory / PLAN, json.dumps(content, indent=1) + "\n")
 
 
@@ -137,17 +145,12 @@ class Stored(Results):
     """A sweep as its directory holds it.
 
     It adds where it lies, and how it was run last, to `Results`: the ``plan``, the ``rows`` found
-    so far, and all that follows from them. `read_stored` makes it, in this order of fields.
+    so far, and all that follows from them.
     """
 
-    directory: Path
-    run: Mapping[str, Any]
+    directory: Path = field(kw_only=True)
+    run: Mapping[str, Any] = field(kw_only=True)
     """Command, versions and machine of the last run, and what `OUTSIDE` named."""
-
-    def failure(self, job: Job) -> str | None:
-        """Return the last line of what `run_sweep` wrote down of a failure."""
-        path = self.directory / FAILURES / f"{job.id}.txt"
-        return path.read_text(encoding="utf-8").splitlines()[-1] if path.is_file() else None
 
 
 def where_from(directory: Path) -> str:
@@ -177,4 +180,6 @@ def read_stored(directory: Path) -> Stored:
         ) from None
     asked = {job.id for job in plan.jobs()}
     rows = [row for row in read_rows(directory) if row.job in asked]
-    return Stored(plan, rows, directory, run)
+    written = {each.stem: each.read_text("utf-8") for each in (directory / FAILURES).glob("*.txt")}
+    failures = {job: text.splitlines()[-1] for job, text in written.items()}
+    return Stored(plan, rows, failures, directory=directory, run=run)

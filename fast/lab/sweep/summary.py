@@ -4,10 +4,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from math import exp
-from operator import attrgetter, is_not
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +19,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     perplexity_of,
     wilson,
 )
+from kvlab.fast.lab.evaluate.tasks import rates_texts
 from kvlab.fast.lab.points import After, MeasuredRow, all_of, marked_budget
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
@@ -27,7 +27,6 @@ from kvlab.fast.lab.sweep.plan import Job, Plan, Subject
 from kvlab.fast.lab.tables import plain
 
 FULL = "full"
-PRESENT = partial(is_not, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,8 @@ class Point(MeasuredRow):
     def _values(self, name: str) -> tuple[Any, ...]:
         if self.refusal is not None:
             return ()
-        return tuple(filter(PRESENT, map(attrgetter(name), self.results)))
+        values = (getattr(each, name) for each in self.results)
+        return tuple(value for value in values if value is not None)
 
     @cached_property
     def outcomes(self) -> tuple[bool, ...]:
@@ -82,8 +82,8 @@ class Point(MeasuredRow):
 
     @cached_property
     def means(self) -> Mapping[str, float | None]:
-        """The mean of each of `MEASURED`."""
-        return {name: self.mean(name) for name in MEASURED}
+        """The mean of each of `MEASURED`, and of what is known of drafts."""
+        return {name: self.mean(name) for name in (*MEASURED, "accepted", "until_rejected")}
 
     @cached_property
     def estimates(self) -> Mapping[str, Interval | float | None]:
@@ -139,19 +139,14 @@ class Point(MeasuredRow):
         return self.perplexity_interval or self.perplexity
 
     @property
-    def accepted_mean(self) -> float | None:
-        """Mean of ``drafts``."""
-        return self.mean("accepted")
+    def accepted_known(self) -> Interval | float | None:
+        """Mean of ``drafts``, with its interval where there is one."""
+        return self.accepted or self.means["accepted"]
 
     @cached_property
     def accepted(self) -> Interval | None:
         """Mean and interval of ``drafts``, over two or more problems."""
         return mean_interval(self.drafts, 0.0, 1.0) if len(self.drafts) > 1 else None
-
-    @property
-    def until_rejected(self) -> float | None:
-        """Tokens before the first that the full cache rejects, mean over the problems."""
-        return self.mean("until_rejected")
 
     @cached_property
     def steps_after_eviction(self) -> After | None:
@@ -199,7 +194,7 @@ class Point(MeasuredRow):
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
 ACCEPTED = Measure("accepted", lambda point: point.drafts, sign=1, most=1.0)
 LOSS = Measure("nats per token", lambda point: point.losses)
-ALONG = tuple(
+ERROR, KL = ALONG = tuple(
     Measure(name, lambda point, of=of: point.figures.get(of, ()), after="steps_after_eviction")
     for name, of in (("output error", "output_error"), ("KL", "kl"))
 )
@@ -207,10 +202,10 @@ ALONG = tuple(
 
 def main_measure(points: Sequence[Point]) -> Measure:
     """Return what ranks methods on a task: problems solved, tokens accepted, or the loss."""
-    for measure in (SOLVED, ACCEPTED):
+    for measure in (SOLVED, ACCEPTED, LOSS):
         if any(map(measure.values, points)):
             return measure
-    return LOSS
+    return LOSS if rates_texts(points[0].task) else SOLVED
 
 
 @dataclass(frozen=True)
@@ -262,6 +257,8 @@ class Results:
 
     plan: Plan
     rows: Sequence[Result] = field(repr=False)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Why jobs were given up, by their ids."""
 
     @cached_property
     def summaries(self) -> "list[TaskSummary]":
@@ -279,10 +276,6 @@ class Results:
         done = {row.job for row in self.rows}
         return [job for job in self.plan.jobs() if job.id not in done]
 
-    def failure(self, job: Job) -> str | None:
-        """Return why a missing job was given up, if it was."""
-        return None
-
 
 def summarise(results: Results) -> list[TaskSummary]:
     """Sum a sweep up, also one that is not complete.
@@ -294,7 +287,7 @@ def summarise(results: Results) -> list[TaskSummary]:
     jobs = {job.id: job for job in plan.jobs()}
     for row in results.rows:  # the name of a model comes from the plan, not from the row
         rows[jobs[row.job].point].append(row)
-    given_up = {job.point: why for job in waiting if (why := results.failure(job)) is not None}
+    given_up = {x.point: results.failures[x.id] for x in waiting if x.id in results.failures}
     found = []
     for subject in plan.subjects:
         model, part = subject.model, subject.part
@@ -396,7 +389,8 @@ def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Po
 class Joined(MeasuredRow):
     """One method at one budget, as the sweep states it, over the problems of several tasks."""
 
-    holds_budget: bool
+    holds_budget: bool | None
+    """None if it is not known of a task, and held on the others."""
     interval: Interval
     """Share solved, with Wilson's interval."""
     outcomes: tuple[bool, ...] = field(repr=False)
@@ -408,12 +402,13 @@ def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joi
     found = []
     for (method, budget), own in points.items():
         outcomes = tuple(outcome for each in own for outcome in each.outcomes)
+        held = [each.holds_budget for each in own]
         found.append(
             Joined(
                 method=method,
                 budget=budget,
                 after_eviction=all_of(each.after_eviction for each in own),
-                holds_budget=all(each.holds_budget for each in own),
+                holds_budget=None if None in held and False not in held else all(held),
                 interval=wilson(outcomes),
                 outcomes=outcomes,
             )

@@ -310,14 +310,14 @@ class Pane {
       this.failure.textContent = this.run.solved ? "✓ It writes what the full cache writes." : "";
       return;
     }
-    const { position, lost, shown } = this.run.failure, named = (at) => quoted(this.run.shown[at]) + placeOf(this.run, at);
+    const { position, lost, attention, shown } = this.run.failure, named = (at) => quoted(this.run.shown[at]) + placeOf(this.run, at);
     this.failing = Math.min(this.run.steps.length - 1, firstFrom(this.run.steps, position + 1)); // the step that read it
     const jump = element("button", "", `✗ First wrong token: ${named(position)}`);
     jump.onclick = () => goTo(this.failing);
     const all = [...Array(this.run.layers.length * this.run.kv_heads).keys()];
     const losers = all.filter((head) => lost.some((at) => this.run.state(head, at, this.failing).state === GONE));
     this.failure.replaceChildren(jump, ` The full cache writes ${quoted(shown)}`
-      + (lost.length ? `, because it still attends to ${isProgram(this.run) ? lost.map(named).join(", ") : between(this.run, lost)}, which ${losers.length} of ${all.length} heads have lost.` : "."));
+      + (lost.length ? `: there a head gives ${Math.round(100 * attention[0])} % of its attention to ${isProgram(this.run) ? lost.map(named).join(" or ") : between(this.run, lost)}. Here ${losers.length} of ${all.length} heads, this one too, had lost ${lost.length > 1 ? "some of it" : "it"}.` : "."));
   }
 
   paint() {
@@ -429,7 +429,7 @@ function describe(run) {
 // ---- one token --------------------------------------------------------------------------------------
 
 function tellAbout(run, chosenHeads, position, step) {
-  const read = run.texts[position], meant = run.shown[position] === read ? "" : `${quoted(run.shown[position])}, to the model `;
+  const read = run.texts[position], meant = run.shown[position] === read ? "" : `${quoted(run.shown[position])}, which the model reads as `;
   const facts = [["token", `${meant}${JSON.stringify(read)}, position ${position}${position < run.prompt ? ", prompt" : ""}`]];
   if (position >= run.read) return [...facts, ["state", "written, never read"]];
   if (run.birth[position] > step) return [...facts, ["state", "not there yet"]];
@@ -559,6 +559,7 @@ function legend() {
   const parts = entries.map(([each, words]) => [`t h${each} l8`, entries.length > 1 ? `kept at ${each ? "about " : ""}${words}` : "kept"]);
   parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"], ["t h0 l3 n", "evicted at this step by some heads"]);
   if (drawn.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "needed, and lost by some heads"]);
+  parts.push(["t chosen", "chosen"]);
   find("legend").replaceChildren(...parts.map(([name, words]) => element("span", name, words)));
 }
 

@@ -101,5 +101,5 @@ def test_a_sweep_asks_after_the_text_is_compressed(monkeypatch):
 def test_after_a_stop_every_model_does_its_own_jobs():
     sweep = short_sweep(methods=["full"], models=["jumps", "reasoner"])
     with pytest.raises(ZeroDivisionError):
-        run_in_memory(sweep, report=lambda done, *_: 1 / (1 - done))
+        run_in_memory(sweep, progress=lambda done, *_: 1 / (1 - done))
     assert [row.solved for row in run_in_memory(sweep).rows] == [True, False]

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.fast.lab.evaluate.backends import (
-    READ_EVERY,
-    FastBackend,
-    ReferenceBackend,
-    Request,
-)
+from kvlab.fast.lab.evaluate.backends import READ_EVERY, FastBackend, ReferenceBackend, Request
 from kvlab.fast.lab.evaluate.tasks import Question
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory

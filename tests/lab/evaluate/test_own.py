@@ -41,7 +41,7 @@ def test_a_line_that_is_no_problem_is_refused_by_its_place(tmp_path, line, said)
     path = tmp_path / "own.jsonl"
     path.write_text(f'{{"prompt": "x", "answer": "y"}}\n{line}\n')
     with pytest.raises(ValueError, match=said):
-        find_task(str(path))
+        find_task(str(path)).problems(1, seed=0)
 
 
 def test_a_number_is_an_answer_as_it_is_written(tmp_path):

@@ -12,10 +12,10 @@ from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.sweep.compare import run_in_memory
 from kvlab.fast.lab.sweep.design import make_sweep, read_sweep, to_plain, to_toml
-from kvlab.fast.lab.sweep.jobs import _accepted
+from kvlab.fast.lab.sweep.jobs import _accepted, in_this_process
 from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.report import write_report
-from kvlab.fast.lab.sweep.run import choose_engine, read_stored, run_sweep
+from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
@@ -61,7 +61,7 @@ def sweep_of(place, **more):
 @pytest.fixture(scope="module")
 def stored(place):
     plan = make_plan(sweep_of(place))
-    ran = run_sweep(plan, place / "out", choose_engine("local"))
+    ran = run_sweep(plan, place / "out", in_this_process)
     assert ran.failures == ()
     return read_stored(place / "out")
 
@@ -84,7 +84,7 @@ def test_a_window_is_rated_as_it_is_alone(stored, place):
 def test_the_sweep_goes_on_where_it_was_and_comes_back_from_its_file(stored, place, tmp_path):
     assert make_sweep(to_plain(stored.plan.sweep)) == stored.plan.sweep
     assert make_sweep(tomllib.loads(to_toml(stored.plan.sweep))) == stored.plan.sweep
-    assert run_sweep(stored.plan, place / "out", choose_engine("local")).done == 0
+    assert run_sweep(stored.plan, place / "out", in_this_process).done == 0
     longer = make_plan(sweep_of(place, problems=12))
     ids = {job.id for job in longer.jobs()} - {job.id for job in stored.plan.jobs()}
     assert len(ids) == len(METHODS), "four more windows"

@@ -7,17 +7,18 @@ import sys
 import tomllib
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.backends import fingerprint
+from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.store import Store
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.fast.lab.sweep.design import make_sweep, only, read_sweep
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
@@ -26,6 +27,7 @@ from kvlab.fast.lab.sweep.published import write_parquet
 from kvlab.fast.lab.sweep.run import (
     FAILURES,
     PLAN,
+    RESULTS,
     choose_engine,
     read_rows,
     read_stored,
@@ -38,6 +40,7 @@ from kvlab.reference.models import reasoner_directory
 from support.outside import SOURCE, methods_named, write_files
 from support.running import invoke
 from support.sweeping import SMALL, kvlab, results, short_sweep, wait_until
+from support.tables import cases
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 FOUND = {}
@@ -209,18 +212,16 @@ def test_a_key_that_is_needed_is_asked_for_and_one_of_all_tasks_refused():
         make_sweep({"methods": ["h2o"], "problems": 1})
 
 
-def test_engines_are_chosen_by_name():
-    assert choose_engine("local") is in_this_process
-    with pytest.raises(ValueError, match="engine = 'slurm' must be one of 'local', 'ray'"):
-        choose_engine("slurm")
-    processes: Any = choose_engine("local", workers=2)
-    assert processes.keywords == {"workers": 2}
-    with pytest.raises(ValueError, match="gpus can only be given with engine = 'ray'"):
-        choose_engine("local", gpus=1)
-    with pytest.raises(ValueError, match="workers = 0 must be at least 1"):
-        choose_engine("ray", workers=0)
-    with pytest.raises(ValueError, match="gpus = -1 must be at least 0"):
-        choose_engine("ray", gpus=-1)
+@cases(__file__, "an_engine_has_a_process_for_each_device", "device asked workers")
+def test_an_engine_has_a_process_for_each_device(device, asked, workers):
+    engine, place = choose_engine(short_sweep(device=device), workers=asked)
+    assert place is None and getattr(engine, "keywords", {}).get("workers") == workers
+
+
+@cases(__file__, "wrong_engines_are_refused", "sweep asked said")
+def test_wrong_engines_are_refused(sweep, asked, said):
+    with pytest.raises(ValueError, match=said):
+        choose_engine(short_sweep(**sweep), **asked)
 
 
 # --- what a job finds ----------------------------------------------------------------------------
@@ -260,10 +261,10 @@ def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     ran = run_sweep(plan, tmp_path, partial(again, failing=("nacl",)))
     assert [job.method for job, _ in ran.failures] == ["nacl"] * 4
     written = tmp_path / FAILURES / f"{ran.failures[0][0].id}.txt"
-    assert "broken" in written.read_text()
+    assert "broken" in written.read_text(), "until the job is done"
     points = [p for task in summarise(read_stored(tmp_path)) for p in task.points]
     assert {p.method for p in points if p.failed and "broken" in (p.refusal or "")} == {"nacl"}
-    assert run_sweep(plan, tmp_path, again).done == 4
+    assert run_sweep(plan, tmp_path, again).done == 4 and not written.exists()
     assert results(tmp_path) == results(directory)
 
 
@@ -291,7 +292,7 @@ def test_a_process_that_is_killed_fails_its_job_and_others_do_the_rest(
         yield submit
 
     monkeypatch.setattr(doing, "process_pool", pool)
-    ran = run_sweep(small[0], tmp_path, choose_engine("local", workers=2))
+    ran = run_sweep(small[0], tmp_path, partial(doing.in_processes, workers=2))
     assert [(job.method, failure.reason[:20]) for job, failure in ran.failures] == [
         ("raas", "a process was killed")
     ]
@@ -342,6 +343,26 @@ def test_a_stored_sweep_says_how_it_was_run(small):
     }
     before = replace(with_dtype(stored.plan, ""), device="", versions="")
     assert set(before.provenance.values()) == {"not recorded"}
+
+
+@pytest.mark.parametrize("text", ["[{", '[{"later": 1}]'])
+def test_a_row_that_cannot_be_read_is_named_with_its_file(small, tmp_path, text):
+    shutil.copytree(small[1], tmp_path, dirs_exist_ok=True)
+    with closing(Store(tmp_path / RESULTS)) as store:
+        item, *_ = store.rows()
+        store.keep(item, text)
+    with pytest.raises(ValueError, match=rf"{RESULTS}: the row of {item} cannot be read"):
+        read_stored(tmp_path)
+
+
+def test_a_report_needs_no_file_of_problems(tmp_path):
+    path, line = tmp_path / "own.jsonl", '{"prompt": "a", "answer": "b"}\n'
+    path.write_text(line)
+    plan = make_plan(short_sweep(methods=["full"], tasks=[str(path)]))
+    run_sweep(plan, tmp_path, in_this_process)
+    path.unlink()
+    find_task.cache_clear()
+    assert len(read_stored(tmp_path).rows) == 1
 
 
 def test_a_plan_that_is_damaged_or_older_is_refused(tmp_path):
@@ -413,7 +434,9 @@ def test_the_command_runs_some_methods_of_the_file_only(
         'pairs = [["h2o", "tova"], ["full", "h2o"]]\ncurves = ["tova"]\n'
     )
     assert data(*common, "--methods", "full; h2o")["jobs"] == 2
-    sweep = only(read_sweep(tmp_path / "one.toml"), ("h2o", "full"))
+    whole = read_sweep(tmp_path / "one.toml")
+    assert read_stored(tmp_path / "out").plan.sweep == whole
+    sweep = only(whole, ("h2o", "full"))
     assert (sweep.methods, sweep.pairs, sweep.curves) == (("full", "h2o"), (("full", "h2o"),), ())
     assert "methods names 'raas'" in refusal(*common, "--methods", "raas")
 

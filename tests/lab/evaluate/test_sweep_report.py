@@ -36,7 +36,7 @@ from kvlab.fast.lab.sweep.published import read_parquet
 from kvlab.fast.lab.sweep.report import accuracy_cell, accuracy_table, told_once, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED, against_full, summarise
-from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
+from kvlab.fast.lab.tables import Bold, escape_markdown, html_of, plain
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
 from support.sweeping import made
@@ -363,12 +363,21 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     ]
 
 
+def test_a_draft_without_an_interval_is_a_share_and_no_perplexity(stored):
+    point = made("h2o", 60, accepted=[0.5], loss=[2.0], tokens=[1])
+    (summary,) = summarise(stored)
+    assert accuracy_cell(replace(summary, points=(point,)), point) == "50.0 ?"
+    assert plain("reported", point)["accepted"] == 0.5
+
+
 def test_a_legend_says_once_what_occurs(stored):
     (summary,) = summarise(stored)
     table = accuracy_table(summary)
     assert len(table.legend) == 2, "intervals, and R-KV held more than its budget"
     *_, bold, mcnemar = accuracy_table(replace(summary, winners={60: "h2o"})).legend
     assert bold.startswith("Bold: ") and mcnemar == "p < 0.05 by McNemar's exact test"
+    why = "does not fit 40 of 40 problems: budget is < 90 & too small"
+    assert table.notes == [f"raas, {budget}: {why}" for budget in (50, 60)]
     table = replace(table, legend=["a", "b"], notes=["of this"])
     first, second = told_once([table, table])
     assert first == table
@@ -436,6 +445,6 @@ def test_the_table_of_pages_and_heads_is_what_its_data_say():
     assert set(shares) == {each.method for each in found.points} - {"full"}
     for method, cell in shares.items():
         point = found.point(method, "50%")
-        assert cell == point.interval.percent() + found.gain_mark(point), method
+        assert cell == point.interval.written(".1f", scale=100) + found.gain_mark(point), method
     assert not any(any(control.outcomes) for control in found.controls), "as the page says"
-    assert found.point("full", None).interval.percent() in written
+    assert found.point("full", None).interval.written(".1f", scale=100) in written
