@@ -112,8 +112,7 @@ class Failure:
 Done = tuple[Job, list[Result] | Failure]
 
 Engine = Callable[[Iterable[Job]], Iterator[Done]]
-"""Takes jobs when it gets to them, and yields each as soon as it is done; closing it stops what
-runs."""
+"""Takes jobs when it gets to them, and yields each once it is done; closing it stops what runs."""
 
 
 def lasts(found: list[Result] | Failure) -> bool:
@@ -189,6 +188,7 @@ def _refusal(job: Job, question: Question) -> str | None:
     """Say why a method cannot take a prompt, without running the method."""
     if job.method != ORACLE:
         try:
+            # In blocks the last token alone is only predicted; else a question may come later.
             given = question.shared or len(question.prompt)
             read = len(question) - 1 if _feed(job) == "blocks" else given
             methods.get(job.seeded, job.budget).check(read)
@@ -303,14 +303,14 @@ def _write(
 
     Questions about one text are written together; the seconds are a mean over questions.
     """
-    limit, stop = max(question.limit for question in questions), questions[0].stop
+    limit, (stop, *others) = max(q.limit for q in questions), {q.stop for q in questions}
     cut, seconds = [], []
     for beginning, group in groupby(questions, key=lambda each: each.prompt[: each.shared]):
         some = list(group)
         request = Request(
             prompts=[each.prompt[each.shared :] for each in some],
             limit=limit,
-            stop=stop,
+            stop=None if others else stop,  # a stop of one might be within another's answer
             solutions=[each.solution for each in some] if to_first_error else None,
             block_size=block_size,
             text=beginning,
