@@ -38,7 +38,7 @@ def take_turns(batch: Batch, layout: Layout, softcap: float | None) -> None:
         if request.failed:
             turn.evict_oldest()
     decided = [turn for turn in turns if not turn.request.failed and turn.decided is not None]
-    # The second of two reads from the device
+    # The second of two reads from the device.
     found = torch.cat([turn.decided for turn in decided]).tolist() if decided else []
     for turn in decided:
         (wrong, *stay), found = found[: len(turn.decided)], found[len(turn.decided) :]
@@ -76,12 +76,12 @@ class Turn:
         |---|---|---|
         | remembers nothing | before a decision | before a decision |
         | remembers | in every step | when a block of vLLM's is full, and before a decision |
-        | remembers, on the host | when a block of the prompt was read | likewise |
+        | remembers, on the host | when a block of the prompt is full, or its last | the same |
         """
         place, settings, request = self.place, self.settings, self.request
         schedule, seen, size = settings.specification.schedule, place.seen, settings.prompt_block
         reads = seen - place.new < place.prompt
-        # whether no block of the prompt is left half read: only then anything is evicted
+        # Nothing is evicted while a block of the prompt is half read.
         ended = not reads or seen == place.prompt or seen % size == 0
         if reads and place.follows_sibling:
             if ended:
