@@ -62,7 +62,7 @@ class Request:
         self.kept += range(self.evicted + len(self.kept), -(-seen // block))
 
     def evict(self, stay: Container[int]) -> tuple[int, ...]:
-        """Evict all blocks but those that stay; return their numbers."""
+        """Evict all blocks but those that stay; return the numbers of the evicted ones."""
         evicted = tuple(block for block in self.kept if block not in stay)
         self.kept = [block for block in self.kept if block in stay]
         self.evicted += len(evicted)
