@@ -22,10 +22,9 @@ evict, found = Turn.evict, [[] for _ in asked["prompts"]]
 
 def noting(self: Turn, stay: set[int]) -> None:
     """Evict, and note what."""
-    before = {*self.request.evicted}
     evict(self, stay)
     number = int(self.place.request_id.partition("-")[0])
-    found[number].append((self.place.seen, sorted(self.request.evicted - before)))
+    found[number].append((self.place.seen, [*self.requests.evictions[-1].blocks]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -152,6 +152,15 @@ class Kept:
             ({name: each.cache.columns[name].clone() for name in names}, each.cache.state.stream)
             for each in every
         ]
+
+
+class PromptState(NamedTuple):
+    """What the first of siblings has kept after so many tokens of the prompt."""
+
+    kept: set[int]
+    """Numbers of pages."""
+    remembered: list[Remembered]
+    """For each cache; nothing before the end of the prompt."""
 
 
 @dataclass(eq=False)

@@ -43,8 +43,8 @@ def kernel(function: Callable[..., Any], changing: Sequence[str] = ()) -> Any:
     return triton.jit(do_not_specialize=list(changing))(unwrap(function))
 
 
-def to_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " N"]:
-    """Copy numbers to a device without waiting for it."""
+def to_device(numbers: Sequence[Any], device: torch.device) -> Int[Tensor, "..."]:
+    """Copy integers, or lists of them, to a device without waiting for it."""
     host = torch.tensor(numbers, device="cpu")
     if device.type == "cuda":
         host = host.pin_memory()

@@ -17,6 +17,7 @@ classes are used as they are.
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 from weakref import finalize
@@ -42,9 +43,7 @@ def register() -> None:
 
         for name in WRAPPED:
             register_backend(AttentionBackendEnum[name], f"{__name__}.{name}")
-        try:
-            KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
-        except ValueError:
+        with suppress(ValueError):  # it is registered already
             KVConnectorFactory.register_connector(CONNECTOR, f"{__name__}.connector", CONNECTOR)
     except (ImportError, AttributeError, KeyError) as error:
         logging.getLogger("kvlab").warning("kvlab does not know this version of vLLM: %s", error)

@@ -10,6 +10,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
 from kvlab.fast.vllm import own_backend
+from kvlab.fast.vllm.requests import Built
 from kvlab.fast.vllm.settings import Settings, UnsupportedError, settings_of
 from kvlab.fast.vllm.turns import take_turns
 
@@ -19,9 +20,8 @@ class Evicting:
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **given: Any):
         """Build what the platform builds, and note from what."""
-        build = super().build  # type: ignore[misc]
-        metadata = build(common_prefix_len, common_attn_metadata, *args, **given)
-        metadata.kvlab = self, common_attn_metadata
+        metadata = super().build(common_prefix_len, common_attn_metadata, *args, **given)  # type: ignore[misc]
+        metadata.kvlab = Built(self, common_attn_metadata)
         return metadata
 
     def build_again(self, common: Any, **changed: Any) -> Any:
@@ -49,12 +49,13 @@ class Observed:
         *tensors, metadata = given  # key, value, the layer's blocks
         forward, batch = super().forward, None  # type: ignore[misc]
         if metadata is not None and has_kv_transfer_group():
-            batch = get_kv_transfer_group().of_layer[layer.layer_name].batch(metadata)
+            batch = get_kv_transfer_group().requests_of[layer.layer_name].batch(metadata)
         if batch is None:
             return forward(layer, query, *tensors, metadata, **named)
         found = forward(layer, query, *tensors, batch.kept_metadata, **named)
         if batch.attended(self, layer, query):
-            take_turns(batch, getattr(self, "logits_soft_cap", None) or None)
+            layout = batch.requests.layout(self, layer)
+            take_turns(batch, layout, getattr(self, "logits_soft_cap", None) or None)
         return found
 
 

@@ -147,12 +147,11 @@ class EvictingManager(FullAttentionManager):
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **given: Any) -> int:
         needed = super().get_num_blocks_to_allocate(request_id, *args, **given)
-        if self.req_to_blocks.get(request_id):
+        if (held := self.req_to_blocks).get(request_id):
             return needed
         own = self.accounts[request_id]
         if own.preemptions != own.request.num_preemptions:
             own.begin()
-        held = self.req_to_blocks
         running = [each.reserved for name, each in self.accounts.items() if held.get(name)]
         used = self.block_pool.num_gpu_blocks - 1 - self.block_pool.get_num_free_blocks()
         needed = min(needed, own.reserved)  # vLLM may ask for a whole prompt

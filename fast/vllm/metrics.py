@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
-    KVConnectorPromMetrics,
-    KVConnectorStats,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1 import metrics
 
 COUNTED = {
     "evicted": "Blocks that were evicted.",
@@ -17,7 +14,7 @@ COUNTED = {
 
 
 @dataclass
-class Counted(KVConnectorStats):
+class Counted(metrics.KVConnectorStats):
     """Sums over requests that finished in an interval."""
 
     def add(self, account: Any) -> None:
@@ -28,7 +25,7 @@ class Counted(KVConnectorStats):
     def reset(self) -> None:
         self.data = {}
 
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+    def aggregate(self, other: metrics.KVConnectorStats) -> metrics.KVConnectorStats:
         both = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in COUNTED}
         return Counted(data=both)
 
@@ -39,7 +36,7 @@ class Counted(KVConnectorStats):
         return not self.data
 
 
-class Exported(KVConnectorPromMetrics):
+class Exported(metrics.KVConnectorPromMetrics):
     """The counters ``vllm:kvlab_…``."""
 
     def __init__(self, *given: Any) -> None:

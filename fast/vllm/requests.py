@@ -4,15 +4,15 @@
 step; once all layers have attended, each of its requests has its turn (`kvlab.fast.vllm.turns`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
+from math import isclose
 from typing import Any, NamedTuple
 
-import torch
-
-from kvlab.fast.engine.serving import Remembered
-from kvlab.fast.kernels.notation import Float, Int, Tensor
+from kvlab.fast.engine.serving import PromptState, Remembered
+from kvlab.fast.kernels.common import to_device
+from kvlab.fast.kernels.notation import Float, Tensor
 from kvlab.fast.vllm.blocks import Layout
 from kvlab.fast.vllm.settings import Settings, UnsupportedError
 
@@ -24,17 +24,19 @@ class Place:
     request_id: str
     preemptions: int
     """How often the request was preempted: what it had kept before is gone."""
+    siblings_name: str
+    """Name shared by the requests that write texts of one prompt; empty unless a score has to see
+    all of the prompt."""
+    follows_sibling: bool
+    """Whether the request keeps of the prompt what the first of its siblings kept."""
+    _: KW_ONLY  # what follows are numbers of tokens
     prompt: int
     """Tokens that are read before any is written: after a preemption also those written before."""
     seen: int
-    """Tokens after this step, of which ``tokens`` are new."""
-    tokens: int
-    last: int
+    """Tokens after this step, of which ``new`` come in this step."""
+    new: int
+    longest: int
     """Tokens at most, when the request ends."""
-    siblings_name: str
-    """Of the requests for texts of the same prompt, if a score has to see all of it; else empty."""
-    follows_sibling: bool
-    """Whether it keeps of the prompt what the first of them kept."""
 
 
 @dataclass(eq=False)
@@ -44,8 +46,10 @@ class Request:
     preemptions: int
     observed: int
     """Tokens that the score has observed, or need not."""
-    evicted: set[int] = field(default_factory=set)
-    """Numbers of blocks in the request."""
+    kept: list[int] = field(default_factory=list)
+    """Numbers that the kept blocks have in the text, ascending."""
+    evicted: int = 0
+    """How many blocks were evicted."""
     waiting: list[Float[Tensor, "L m H d"]] = field(default_factory=list)
     """Queries of the earlier steps that the score has not observed, copied: no batch is kept."""
     remembered: list[Remembered] = field(default_factory=list)
@@ -53,9 +57,16 @@ class Request:
     failed: bool = False
     """Whether a method failed, so that the request is about to end."""
 
-    def kept(self, seen: int, block: int) -> list[int]:
-        """Return the numbers of the blocks that are kept, of a text of ``seen`` tokens."""
-        return [number for number in range(-(-seen // block)) if number not in self.evicted]
+    def grow(self, seen: int, block: int) -> None:
+        """Keep the blocks that a text begins up to ``seen`` tokens."""
+        self.kept += range(self.evicted + len(self.kept), -(-seen // block))
+
+    def evict(self, stay: Container[int]) -> tuple[int, ...]:
+        """Evict all blocks but those that stay; return the numbers of the evicted ones."""
+        evicted = tuple(block for block in self.kept if block not in stay)
+        self.kept = [block for block in self.kept if block in stay]
+        self.evicted += len(evicted)
+        return evicted
 
     def kept_tokens(self, seen: int, block: int) -> int:
         """Return how many tokens are kept, of a text of ``seen`` tokens.
@@ -63,71 +74,109 @@ class Request:
         Every evicted block was full: the one that is being written, which alone may not be, is
         always protected (`engine/granularity.py`).
         """
-        return seen - block * len(self.evicted)
+        return seen - block * self.evicted
 
 
-PromptState = tuple[set[int], list[Remembered]]
-"""What the first of siblings has kept after so many tokens of the prompt: its `Request.evicted`,
-and `Request.remembered`, of which there is nothing before the end of the prompt.
+class Eviction(NamedTuple):
+    """What was evicted of a request in a step."""
 
-`Turn.leave` notes it, and `Turn.keep_as_left` of the others takes it over.
-"""
+    request_id: str
+    preemptions: int
+    blocks: tuple[int, ...]
+    """Numbers that the evicted blocks have in the text."""
 
 
 class Requests:
-    """All requests of a worker, in the layers of a table; ``every`` has those of the model."""
+    """All requests of a worker, in the layers that share a table of blocks."""
 
-    def __init__(self, settings: Settings, layers: Sequence[str], every: Sequence[str]) -> None:
-        self.settings, self.of_model = settings, len(every)
-        self.numbers = [number for number, name in enumerate(every) if name in layers]
+    def __init__(self, settings: Settings, own: Sequence[str], layers: Sequence[str]) -> None:
+        """Take the names of the table's own layers, and of all layers in the model's order."""
+        self.settings, self.layers_of_model = settings, len(layers)
+        self.layer_numbers = [number for number, name in enumerate(layers) if name in own]
         """Numbers that the layers of this table have in the model."""
-        self.place_of_layer = {every[n]: place for place, n in enumerate(self.numbers)}
-        """By the names of this table's layers, in their order."""
-        self.requests: dict[str, Request] = {}
-        self.prompt_states: dict[str, dict[int, PromptState]] = {}
-        """By the name of the siblings, and by the tokens of the prompt that were read."""
-        self.evictions: list[tuple[str, int, tuple[int, ...]]] = []
-        """Request, preemptions and numbers of blocks that the scheduler has not been told."""
-        self.failures: list[tuple[str, str]] = []
-        """Requests that a method failed, and why, of which it has not been told."""
-        self.caches: Mapping[str, Tensor] = {}
-        self.layout: Any = None
-        self.places: Mapping[int, Place] = {}
-        self._batch: Batch | None = None
+        self.index_of_layer = {layers[n]: index for index, n in enumerate(self.layer_numbers)}
+        """Index of a layer among those of this table, ascending, by its name."""
+        self.by_id: dict[str, Request] = {}
+        self.prompt_states: dict[tuple[str, int], PromptState] = {}
+        """By the name of the siblings, and the tokens of the prompt that were read.
 
-    def begin(self, places: Mapping[int, Place], step: Any) -> None:
-        """Begin a step; ``places`` has every request by the block that it writes its last token to.
-
-        That block is its own in this step: blocks that are shared are full. ``step``: the
-        connector's `Places`.
+        `Turn.leave` notes them, and `Turn.keep_as_left` of the others takes them over.
         """
-        for request_id in step.ended:
-            self.requests.pop(request_id, None)
-        self.prompt_states = {k: x for k, x in self.prompt_states.items() if k in step.siblings}
+        self.evictions: list[Eviction] = []
+        """Those of which the scheduler has not been told."""
+        self.failures: dict[str, str] = {}
+        """Why a method failed, by requests of which the scheduler has not been told."""
+        self.caches: Mapping[str, Tensor] = {}
+        """vLLM's blocks, by the names of all layers; the connector sets them when it has them."""
+        self.places: Mapping[int, Place] = {}
+        """See `begin`; empty outside of steps."""
+        self._batch: Batch | None = None
+        self._layout: Layout | None = None
+
+    def begin(self, places: Mapping[int, Place], ended: set[str], siblings: set[str]) -> None:
+        """Begin a step, without the requests that have ended.
+
+        Args:
+            places: every request, by the block that it writes its last token to. That block is its
+                own in this step: blocks that are shared are full.
+            ended: ids of requests.
+            siblings: names of the siblings that live.
+        """
+        self.by_id = {k: x for k, x in self.by_id.items() if k not in ended}
+        self.prompt_states = {k: x for k, x in self.prompt_states.items() if k[0] in siblings}
         self.places = places
 
     def batch(self, metadata: Any) -> "Batch | None":
-        """Return the batch of a step, the same for all layers; None outside of steps.
+        """Return the batch of this step; None outside of steps.
 
-        Layers of one group are given the same metadata: another one begins another step.
+        vLLM gives all layers of a table the same metadata.
         """
         if not self.places:
             return None
-        if self._batch is None or self._batch.platform_metadata is not metadata:
+        if self._batch is None:
             self._batch = Batch(self, metadata)
+        if self._batch.platform_metadata is not metadata:
+            raise RuntimeError("kvlab: layers of one table must share vLLM's metadata of a step")
         return self._batch
 
-    def fail(self, place: Place, error: Exception | str) -> None:
-        """Let a request end, and keep nothing of it."""
-        request = self.requests[place.request_id]
-        request.failed, request.waiting, request.remembered = True, [], []
-        self.failures.append((place.request_id, f"{self.settings.method} failed: {error}"))
+    def of(self, place: Place) -> Request:
+        """Return the request that stands there, grown; after a preemption it begins anew."""
+        request = self.by_id.get(place.request_id)
+        if request is None or request.preemptions != place.preemptions:
+            request = Request(place.preemptions, observed=place.seen - place.new)
+            self.by_id[place.request_id] = request
+        request.grow(place.seen, self.settings.block)
+        return request
 
-    def end(self) -> tuple[list[tuple[str, int, tuple[int, ...]]], list[tuple[str, str]]]:
+    def layout(self, attention: Any, layer: Any) -> Layout:
+        """Return where keys and values are in a block: found once, as it is so in all layers."""
+        if self._layout is None:
+            self._layout = Layout.found(attention, layer, self.caches[layer.layer_name])
+        return self._layout
+
+    def fail(self, place: Place, error: Exception | str) -> None:
+        """Let a request end, and drop what its score remembers and has not observed."""
+        request = self.by_id[place.request_id]
+        request.failed, request.waiting, request.remembered = True, [], []
+        self.failures[place.request_id] = f"{self.settings.method} failed: {error}"
+
+    def end(self) -> tuple[list[Eviction], dict[str, str]]:
         """End a step, and return what was evicted in it, and what failed."""
         found = self.evictions, self.failures
-        self.places, self._batch, self.evictions, self.failures = {}, None, [], []
+        self.places, self._batch, self.evictions, self.failures = {}, None, [], {}
         return found
+
+
+class Built(NamedTuple):
+    """What the platform's metadata, which has it as ``kvlab``, was built by and from.
+
+    `Evicting.build` (`backend.py`) notes it there.
+    """
+
+    builder: Any
+    """The `Evicting`, whose class has the settings of its engine."""
+    common: Any
+    """vLLM's CommonAttentionMetadata: the table of blocks, and lengths."""
 
 
 class Row(NamedTuple):
@@ -143,77 +192,68 @@ class Batch:
     """The requests of one step, as attention computes them."""
 
     def __init__(self, requests: Requests, platform_metadata: Any) -> None:
-        # `Evicting.build` has noted its builder, whose class `backend.py` gives the settings, and
-        # vLLM's CommonAttentionMetadata: the table of blocks, and lengths.
         builder, common = platform_metadata.kvlab
-        self.owner, self.block = requests, requests.settings.block
+        _check(builder, requests.settings)
+        self.requests, self.table = requests, common.block_table_tensor
         self.platform_metadata = platform_metadata
-        if builder.kv_cache_spec.block_size != self.block:
-            raise UnsupportedError("kvlab: the kernel must read blocks as large as vLLM's")
-        if builder.settings != requests.settings:
-            raise UnsupportedError("kvlab: another engine of this process was configured otherwise")
-        self.tokens, self.table = common.num_actual_tokens, common.block_table_tensor
         starts = map(int, common.query_start_loc_cpu.numpy())
         # vLLM pads a batch at its end by requests without tokens: the others keep their rows
-        tokens = [slice(*each) for each in pairwise(starts) if each[0] < each[1]]
-        self.newest = self._sent([own.stop - 1 for own in tokens])
-        slots = common.slot_mapping[self.newest].tolist()  # the first of two waits for the device
-        self.rows = [self._row(n, *each) for n, each in enumerate(zip(slots, tokens, strict=True))]
+        spans = [slice(*each) for each in pairwise(starts) if each[0] < each[1]]
+        newest = to_device([span.stop - 1 for span in spans], self.table.device)
+        slots = common.slot_mapping[newest].tolist()  # the first of two reads from the device
+        policy = requests.settings.policy
+        self.reads_queries = policy.remembers or policy.needs.rows != "none"
+        """Whether the scores read queries at all."""
+        self.observed = slice(common.num_actual_tokens) if policy.remembers else newest
+        """Tokens whose queries they read: all of the batch, or the newest of every request."""
+        self.rows: list[Row] = []
+        for row, (slot, span) in enumerate(zip(slots, spans, strict=True)):
+            place = requests.places.get(slot // requests.settings.block)
+            if place is None or place.new != span.stop - span.start:
+                raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
+            queries = span if policy.remembers else slice(row, row + 1)
+            self.rows.append(Row(place, requests.of(place), queries))
         self.kept_metadata = platform_metadata
         """What attention is computed by: the platform's, or without blocks that were evicted."""
         if any(row.request.evicted for row in self.rows):
             self.kept_metadata = builder.build_again(common, **self._without_evicted(common))
-        self.queries: Float[Tensor, "L rows H d"] | None = None
+        self.queries: Float[Tensor, "L observed H d"] | None = None
         self.attended_layers = 0
-
-    def _sent(self, numbers: Sequence[Any]) -> Int[Tensor, "..."]:
-        """Return numbers of the host on the device."""
-        return torch.tensor(numbers, device=self.table.device)
-
-    def _row(self, number: int, slot: int, tokens: slice) -> Row:
-        """Return the request that writes its last token of this step to a slot.
-
-        ``number`` is its row in the batch, and ``tokens`` say where its tokens stand.
-        """
-        place = self.owner.places.get(slot // self.block)
-        if place is None or place.tokens != tokens.stop - tokens.start:
-            raise RuntimeError("kvlab: vLLM's batch holds a request that was not scheduled")
-        request = self.owner.requests.get(place.request_id)
-        if request is None or request.preemptions != place.preemptions:
-            request = Request(place.preemptions, place.seen - place.tokens)
-            self.owner.requests[place.request_id] = request
-        newest = slice(number, number + 1)
-        return Row(place, request, tokens if self.owner.settings.policy.remembers else newest)
 
     def _without_evicted(self, common: Any) -> dict[str, Any]:
         """Return the table of blocks, and the lengths, without what was evicted."""
-        kept = [row.request.kept(row.place.seen, self.block) for row in self.rows]
-        wide, rows = max(map(len, kept)), len(kept)
-        columns = self._sent([[*numbers, *[0] * (wide - len(numbers))] for numbers in kept])
+        kept, block = [row.request.kept for row in self.rows], self.requests.settings.block
+        count, width = len(kept), max(map(len, kept))
+        # Columns past a row's length are not read, so any block of the row may stand there.
+        columns = [[*blocks, *[0] * (width - len(blocks))] for blocks in kept]
         table = self.table.clone()
-        table[:rows, :wide] = self.table[:rows].gather(1, columns)
-        # The cache is invalidated: vLLM may have computed it from the lengths before.
+        table[:count, :width] = self.table[:count].gather(1, to_device(columns, table.device))
+        # vLLM memoises the computed tokens, which it counts from the lengths; None: count again.
         changed: dict[str, Any] = {"block_table_tensor": table, "_num_computed_tokens_cache": None}
-        lengths = [row.request.kept_tokens(row.place.seen, self.block) for row in self.rows]
+        lengths = [row.request.kept_tokens(row.place.seen, block) for row in self.rows]
         for name in ("seq_lens", "seq_lens_cpu_upper_bound"):
             if (found := getattr(common, name)) is not None:
                 changed[name] = found.clone()
-                changed[name][:rows] = torch.tensor(lengths, dtype=found.dtype)
+                changed[name][:count] = to_device(lengths, found.device)
         return {**changed, "max_seq_len": max(lengths)}
 
     def attended(self, attention: Any, layer: Any, query: Float[Tensor, "tokens H d"]) -> bool:
         """Note the queries of a layer; say whether it was the last one."""
-        requests, place = self.owner, self.owner.place_of_layer[layer.layer_name]
-        if requests.layout is None:
-            requests.layout = Layout.found(attention, layer, requests.caches[layer.layer_name])
-        if requests.settings.policy.remembers or requests.settings.policy.needs.rows != "none":
-            query = query[: self.tokens].view(self.tokens, attention.num_heads, -1)
-            query = query if requests.settings.policy.remembers else query[self.newest]
+        if self.reads_queries:
+            query = query.view(len(query), attention.num_heads, -1)[self.observed]
             if self.queries is None:
-                self.queries = query.new_empty((len(requests.numbers), *query.shape))
-            self.queries[place] = query
+                self.queries = query.new_empty((len(self.requests.layer_numbers), *query.shape))
             # The engine divides by √d; a model of vLLM's may scale otherwise.
-            if (factor := attention.scale * query.shape[-1] ** 0.5) != 1:
-                self.queries[place] *= factor
+            factor = attention.scale * query.shape[-1] ** 0.5
+            index = self.requests.index_of_layer[layer.layer_name]
+            self.queries[index] = query if isclose(factor, 1) else query * factor
         self.attended_layers += 1
-        return self.attended_layers == len(requests.numbers)
+        return self.attended_layers == len(self.requests.layer_numbers)
+
+
+def _check(builder: Any, settings: Settings) -> None:
+    """Raise `UnsupportedError` if the platform's attention is not built for what is configured."""
+    if builder.kv_cache_spec.block_size != settings.block:
+        raise UnsupportedError("kvlab: the kernel must read blocks as large as vLLM's")
+    if builder.settings != settings:
+        raise UnsupportedError("kvlab: another engine of this process was configured otherwise")

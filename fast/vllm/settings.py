@@ -14,6 +14,8 @@ from kvlab.reference.granularity import Pages
 
 FLAG = f'--kv-transfer-config \'{{"kv_connector": "{CONNECTOR}", "kv_role": "kv_both"}}\''
 
+EXAMPLE = '{"kvlab": {"method": "caote:h2o", "budget": 1024}}'
+
 
 class UnsupportedError(ValueError):
     """A configuration of vLLM in which kvlab cannot evict blocks, or was never tried."""
@@ -78,15 +80,10 @@ def settings_of(config: Any) -> Settings | None:
         )
     for reason in refusals(config):
         raise UnsupportedError(f"kvlab: {reason}")
-    block = config.cache_config.block_size
-    settings = Settings(
-        completed(asked["method"], block),
-        asked["budget"],
-        block,
-        config.model_config.max_model_len,
-        int(bool(config.scheduler_config.async_scheduling)),
-        prompt_block(asked, config),
-    )
+    block, longest = config.cache_config.block_size, config.model_config.max_model_len
+    given = completed(asked["method"], block), asked["budget"], block, longest
+    in_flight = int(bool(config.scheduler_config.async_scheduling))
+    settings = Settings(*given, in_flight, prompt_block(asked, config))
     check_policy(settings, config.cache_config.enable_prefix_caching)
     return settings
 

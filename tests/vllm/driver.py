@@ -5,8 +5,8 @@ Every line of standard input is a run in JSON: ``model``, ``engine`` (arguments 
 engine as the last one goes on with it. The answer is a line of `MARK` and JSON: ``texts`` by
 request, with ``tokens`` and ``logp``; the ``evicted`` blocks as request, tokens seen, number and
 table, of how many ``tables``; what the pool held; ``log``; ``waiting`` bytes of a request at most;
-how often a step ``waits`` for the device; ``copied`` numbers at most while caches are read; or
-``error``.
+how often a step ``waits`` to read from the device; ``copied`` numbers at most while caches are
+read; or ``error``.
 """
 
 import gc
@@ -93,12 +93,12 @@ class Engine:
 
     def noting(self, table, requests, end):
         def noted():
-            places = {place.request_id: place for place in (requests.places or {}).values()}
+            places = {place.request_id: place for place in requests.places.values()}
             found, failures = end()
             for request_id, _, numbers in found:
                 name, seen = request_id.rpartition("-")[0], places[request_id].seen
                 self.evicted += [[name, seen, number, table] for number in numbers]
-            for request in requests.requests.values():
+            for request in requests.by_id.values():
                 held = sum(each.untyped_storage().nbytes() for each in request.waiting)
                 self.waiting = max(self.waiting, held)
             now = stand_ins.noted()
