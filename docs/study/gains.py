@@ -60,6 +60,7 @@ def draw(file: str, narrow: bool) -> Picture:
     if narrow and len(shown) > 2:  # one panel fits a phone's screen
         title = list(shown)[len(shown) // 2]
         shown = {f"{title} (other budgets: Every gain, below)": shown[title]}
+        names.sort(key=lambda name: -scale * next(iter(shown.values()))[name].difference.mean)
     labels = [*map(plain_name, names)]
     if narrow:
         height = 0.4 + len(shown) * (0.4 + 0.38 * len(names))
@@ -71,9 +72,9 @@ def draw(file: str, narrow: bool) -> Picture:
     for place, (title, gains) in zip(axes, shown.items(), strict=True):
         rows = np.arange(len(names))
         if narrow:  # names stand between the rows
-            place.vlines(0 * rows, rows - 0.25, rows + 0.15, color=GREY, linewidth=0.8)
+            place.vlines(0 * rows, rows - 0.25, rows + 0.15, color=GREY, linewidth=0.8, alpha=0.4)
         else:
-            place.axvline(0, color=GREY, linewidth=0.8)
+            place.axvline(0, color=GREY, linewidth=0.8, alpha=0.4)
         for name, each in gains.items():
             row = len(names) - 1 - names.index(name)
             draw_gain(place, row, each.difference, scale, is_significant(each))

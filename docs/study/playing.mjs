@@ -121,7 +121,7 @@ const phases = [[0, BEFORE * PACE], [BEFORE * PACE, seconds], [seconds, seconds 
 const captions = [
   ["A language model runs a program and writes out every line.", "Green: in its cache. Sums keep the last digit. L<c>: the line whose number c holds."],
   [`The budget is full: ${BUDGET} of ${full.frames.at(-1).seen} entries. H2O evicts what received least attention.`,
-    "Fainter: evicted by more heads of the model. Sums keep the last digit."],
+    "Fainter: evicted by more heads. The newest stay. Sums keep the last digit."],
   [`✗ It writes ${words.at(-1)}. The full cache looks at ${words[lost]} in line ${words[lost - 1]}, and writes ${right}.`,
     "The dashed line leads to the token that some heads have lost."],
   [`✓ The same run with this one token protected: it writes ${right}.`, "Which tokens would you evict? Try it in the playground."],

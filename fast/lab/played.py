@@ -49,7 +49,7 @@ def _lines(run: Run, end: int, styled: bool) -> Iterator[Text]:
         else:
             lines[-1].append(text)
     hidden = slice(program, max(program, len(lines) - LAST))
-    lines[hidden] = [Text("…")] * bool(lines[hidden])
+    lines[hidden] = [Text("… (left out)")] * bool(lines[hidden])
     yield Text(run.method, "bold")
     yield from lines
     yield Text()

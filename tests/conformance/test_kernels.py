@@ -14,6 +14,7 @@ from kvlab.reference.conformance.program import Program, read_outputs, request
 from support.kernels import TABLE, opened, write
 from support.running import invoke
 from support.sampling import sampled
+from support.tables import cases
 
 CPLUSPLUS = Path("docs/examples/conformance/keep_set.cpp")
 WRONG = {f"{x['by']}, {x['said']}, {[*x['instead']]}": x for x in TABLE["wrong"]}
@@ -36,15 +37,7 @@ def test_whatever_goes_wrong_is_reported(name, tmp_path):
     assert row.get("groups") != ["plain", "no_room"] or report.count(Status.PASSED) == 2
 
 
-@pytest.mark.parametrize(
-    ("by", "target", "groups", "instead"),
-    [
-        ("memory", None, None, {}),
-        ("isolated", "keep_set", ["plain"], {"BODY": "room += len(calls) > 3"}),
-        ("program", "h2o", ["softcap"], {}),
-        ("staying", "h2o.score", ["plain", "softcap"], {}),
-    ],
-)
+@cases(__file__, "a_right_one_passes", "by target groups instead")
 def test_a_right_one_passes_and_says_what_it_does_not_do(by, target, groups, instead, tmp_path):
     """State that stays from call to call shows only where a case is asked again: see the table."""
     with opened(write(tmp_path, by, **instead), by) as under_test:

@@ -19,6 +19,7 @@ from kvlab.reference.conformance.made import options_of
 from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.planned import PUBLISHED, published_anew
 from kvlab.reference.conformance.targets import has_vectors, operation_of
+from support import tables
 from support.sampling import sampled
 from support.site import module
 
@@ -52,19 +53,12 @@ def written(folder, cases):
     return (folder / vectors.SUMS).read_text().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "said"),
-    [
-        ("h2o.safetensors", b"", b"\0", r"h2o.safetensors has SHA-256 .* SHA256SUMS says"),
-        ("index.json", b'"1.0"', b'"1.1"', "specification = '1.1' of .*index.json must be '1.0'"),
-        ("index.json", b'"format":1', b'"format":2', "format = 2 of .*index.json must be 1"),
-    ],
-)
+@tables.cases(__file__, "files_that_were_changed_or_are_of_others_are_refused", "name old new said")
 def test_files_that_were_changed_or_are_of_others_are_refused(tmp_path, name, old, new, said):
     some = [case for case in published() if case.target == "h2o.score"][:1]
     written(tmp_path, some)
     content = (tmp_path / name).read_bytes()
-    changed = content.replace(old, new, 1)
+    changed = content.replace(old.encode(), new.encode(), 1)
     (tmp_path / name).write_bytes(changed)
     if name == vectors.INDEX:
         sums = (tmp_path / vectors.SUMS).read_text()

@@ -15,6 +15,7 @@ from support.block_oracle import (
     of,
     texts,
 )
+from support.tables import cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("python")]
 BLOCK, BUDGET = 16, 32
@@ -30,15 +31,7 @@ def test_a_text_is_as_specified(driver_of, model, method, backend):
     assert assert_as_specified(model[0], found, prompts, method, BUDGET, BLOCK) >= 2
 
 
-@pytest.mark.parametrize(
-    ("backend", "layout", "inner", "segments"),
-    [
-        ("FLASH_ATTN", "LBNHC", [64, 128], False),
-        ("FLASH_ATTN", "BLHNC", [1024, 64], False),
-        ("FLASH_ATTN", "BHLNC", [2048, 64], False),
-        ("TRITON_ATTN", "LBHNC", [1024, 64], True),
-    ],
-)
+@cases(__file__, "a_cache_is_read_in_any_layout", "backend layout inner segments")
 def test_a_cache_is_read_in_any_layout_and_never_copied(
     driver_of, model, backend, layout, inner, segments
 ):

@@ -13,6 +13,7 @@ from kvlab.fast.lab.engines import plugged
 from kvlab.fast.vllm import points, register
 from kvlab.fast.vllm.settings import UnsupportedError, settings_of
 from support.block_oracle import asked
+from support.tables import cases
 
 WITH = {
     "model_config.model": "some model",
@@ -87,14 +88,7 @@ def test_tables_per_layer_share_no_prefixes():
         settings_of(configured(additional_config=kvlab))
 
 
-@pytest.mark.parametrize(
-    ("kind", "point", "says"),
-    [
-        ("takes", "json.dumps", "json.dumps takes no _name; kvlab knows vLLM 0.31 and 0.32"),
-        ("takes", "json.nothing.here", "is gone"),
-        ("has", "logging.Handler.__init__", "__init__ has no obj"),
-    ],
-)
+@cases(__file__, "a_point_that_has_moved_is_refused_by_name", "kind point says")
 def test_a_point_that_has_moved_is_refused_by_name(monkeypatch, kind, point, says):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.1"))
     monkeypatch.setattr(points, "POINTS", {kind: {point: "obj ratio level _name"}})
@@ -141,19 +135,12 @@ SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "intermedi
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "name", "options", "reason"),
-    [
-        ("gpt_oss", "GptOss", {"head_dim": 32}, "no score reads attention with sinks"),
-        ("bloom", "Bloom", {"n_head": 2, "n_layer": 2}, "attention with alibi_slopes"),
-        ("gemma2", "Gemma2", {"head_dim": 32, "sliding_window": 40}, "not of a window"),
-    ],
-)
+@cases(__file__, "a_model_is_refused_before_its_weights_are_read", "kind name options reason")
 def test_a_model_is_refused_before_its_weights_are_read(
-    driver, tmp_path, architecture, name, options, reason
+    driver, tmp_path, kind, name, options, reason
 ):
     """There are none: the folder has a configuration alone."""
-    config = AutoConfig.for_model(architecture, **SIZES, **options)
+    config = AutoConfig.for_model(kind, **SIZES, **options)
     config.architectures = [f"{name}ForCausalLM"]
     config.save_pretrained(tmp_path)
     found = driver.run(asked("tova"), [], model=str(tmp_path))

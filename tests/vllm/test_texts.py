@@ -12,6 +12,7 @@ from support.block_oracle import (
     dense,
     texts,
 )
+from support.tables import cases
 
 BLOCK_OF_QUERIES = 32 * 2 * 4 * 32 * 4
 """Bytes of a block of the model's queries: layers, heads and head dimension of `conftest`."""
@@ -26,14 +27,7 @@ def test_a_text_is_dense_attention_over_the_blocks_that_kvlab_keeps(driver, mode
         assert found["waiting"] <= BLOCK_OF_QUERIES and found["waits"] <= 2
 
 
-@pytest.mark.parametrize(
-    ("method", "differ"),
-    [
-        ("caote:h2o@recent=16", False),
-        ("tova", True),
-        ("snapkv@window=16,schedule=every_block", True),
-    ],
-)
+@cases(__file__, "a_table_per_layer_lets_each_layer_keep_its_own_blocks", "method differ")
 def test_a_table_per_layer_lets_each_layer_keep_its_own_blocks(driver, model, method, differ):
     apart = completed(f"{method}{',' if '@' in method else '@'}kv_heads=layer", 32)
     prompts = texts(50, 130, 250, seed=1)

@@ -143,8 +143,8 @@ def play_first(sweep: Sweep, specs: Sequence[str]) -> None:
     runs, styled = found.timeline.runs, console.color_system is not None
     struck = "Struck out: evicted by at least half the heads, or" if styled else "Between tildes:"
     print_texts(f"{x}: {said}" for x, said in registry.summaries(sweep.methods).items())
-    told = f"The model runs this program, and may keep {entries} of {problem.tokens} tokens. Sums "
-    told += f"keep their last digit. L<c>: the line that c names. {struck} needed and lost."
+    told = f"A program and its run: methods keep {entries} of {problem.tokens} tokens. Sums keep "
+    told += f"the last digit. L<c>: the line whose number c holds. {struck} needed and lost."
     print_texts(["", told, "", played.side_by_side(runs, styled), ""])
 
 

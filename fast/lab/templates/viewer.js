@@ -338,6 +338,7 @@ class Pane {
     const seen = run.steps[this.step];
     this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head${run.budget === null ? "" : ` (budget: ${run.budget})`} · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
       + (found.left ? ` · ${number(found.left)} evicted now per head` : run.decisions[this.step] ? " · decided, evicted nothing" : "");
+    if (step > this.step) this.figures.textContent += ` · ended at step ${this.step}`;
     this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
     this.tell();
   }
@@ -439,7 +440,7 @@ function tellAbout(run, chosenHeads, position, step) {
   const several = chosenHeads.length > 1, longest = Math.max(...found.map((known) => known.interval));
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
-  if (at !== step) facts.push([`as of step ${at}`, "the following is stored of some steps only"]);
+  if (at !== step) facts.push(["what follows", `as of step ${at}, the latest that the page stores`]);
   facts.push(
     ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
     ["score", several ? "choose a layer and a head" : score(found[0].score)],
@@ -574,10 +575,10 @@ document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
 const program = runs.some(isProgram);
 find("about").textContent = [
-  `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each column.`,
+  `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each ${narrow ? "panel" : "column"}.`,
   "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
   program ? "Sums keep the last digit. L<c>: the line whose number c holds." : "",
-  "Press Play or pull the slider; point at a token to see what is known of it.",
+  "Press Play or pull the slider; point at a token, or tap it, to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
 find("made").textContent = `A token counts as activated from attention ${timeline.threshold} on. Made by kvlab ${timeline.kvlab}.`;
