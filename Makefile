@@ -18,7 +18,7 @@ help:  ## list the targets
 DEMO := --backend reference --task jumps@fewest=22,most=24 --budgets 65% --seed 4
 
 demo: .venv/demo  ## run a program under two methods, then compare three on 12 programs, in NumPy
-	@echo "First a program that H2O fails, then a count over more of its size."
+	@echo "First a program that H2O fails, then more programs of this size, counted."
 	@$(BIN)/kvlab compare $(DEMO) --problems 12 --methods "full h2o caote:h2o tova" \
 	  --play "h2o caote:h2o" $(ARGS)
 

@@ -7,6 +7,7 @@ on; until then, importing this module registers it.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -106,25 +107,18 @@ class CompressedLM(Base):
         """Return the budget of a request of so many tokens."""
         return None if self.budget is None else budget_entries(self.budget, tokens)
 
-    def _by_task(self, answer: Any, requests: Sequence[Any], disable_tqdm: bool) -> list[Any]:
+    def _by_task(self, name: str, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Any]:
         """Answer the requests of each task by themselves, because each has a count of its own."""
-        answers: list[Any] = [None] * len(requests)
+        answer, answers = getattr(super(), name), [None] * len(requests)
         for self._task, numbers in grouped(each.task_name for each in requests).items():
             some = answer([requests[number] for number in numbers], disable_tqdm)
             for number, found in zip(numbers, some, strict=True):
                 answers[number] = found
         return answers
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        return self._by_task(super().generate_until, requests, disable_tqdm)
-
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Any]:
-        return self._by_task(super().loglikelihood, requests, disable_tqdm)
-
-    def loglikelihood_rolling(
-        self, requests: Sequence[Any], disable_tqdm: bool = False
-    ) -> list[float]:
-        return self._by_task(super().loglikelihood_rolling, requests, disable_tqdm)
+    generate_until = partialmethod(_by_task, "generate_until")
+    loglikelihood = partialmethod(_by_task, "loglikelihood")
+    loglikelihood_rolling = partialmethod(_by_task, "loglikelihood_rolling")
 
     def _count(self, after: int, tokens: int) -> None:
         self.after_eviction.setdefault(self._task, []).append(After(after, tokens, "tokens"))

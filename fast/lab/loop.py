@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,7 @@ class Step:
     id: str
     work: Callable[[], Any]
 
-    @property
-    def label(self) -> str:
-        """The id."""
-        return self.id
+    label = property(attrgetter("id"))
 
 
 def in_turn(steps: Iterable[Step]) -> Iterator[tuple[Step, Any]]:
@@ -81,6 +79,7 @@ def run_all(
     try:
         for item, text in [(waiting[x], text) for x, text in store.rows().items() if x in waiting]:
             take(item, store.read(item.id, text, kind))
+        # `mine` takes items as the engine asks for them, and rows that other processes made then.
         while waiting:
             before, mine = len(waiting), _claimed(waiting, store, kind, take)
             if (first := next(mine, None)) is None:

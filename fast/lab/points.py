@@ -90,10 +90,14 @@ class Row:
     """Whether the reason is an error in code; then commands end with exit code 1."""
 
 
+class RefusalError(ValueError):
+    """What a method cannot do, found while it runs; it would find the same again."""
+
+
 def reason(error: Exception) -> dict[str, Any]:
     """Return the fields of a row that say why a method stopped; of an error in code also where."""
     if isinstance(error, ValueError):
-        return {"refusal": str(error)}
+        return {"refusal": " ".join(str(error).split()) or "ValueError without words"}
     trace = "".join([*format_tb(error.__traceback__), str(error.__cause__)])
     frames = re.findall(r'File "(.+?)", line (\d+)', trace)
     file, line = ([each for each in frames if "site-packages" not in each[0]] or frames)[-1]

@@ -66,8 +66,10 @@ class Store:
             made = self._do("INSERT OR IGNORE INTO rows VALUES (?, ?, NULL)", item, self.owner)
             return made.rowcount == 1
         owner, row = known
-        if row is not None or owner == self.owner or _is_alive(owner):
-            return row is None and owner == self.owner
+        if row is not None or owner == self.owner:
+            return row is None
+        if _is_alive(owner):
+            return False
         taken = "UPDATE rows SET owner = ? WHERE item = ? AND owner = ? AND row IS NULL"
         return self._do(taken, self.owner, item, owner).rowcount == 1
 
@@ -120,7 +122,7 @@ def _begin_of(process: int) -> str | None:
 
 def _is_alive(owner: str) -> bool:
     """Say whether a process runs on this machine; of other machines none shares a file."""
-    machine, process, begin, _ = owner.rsplit(maxsplit=3)
+    machine, process, begin, _ = owner.rsplit(" ", 3)  # a machine may have no name
     return machine == platform.node() and _begin_of(int(process)) == begin
 
 
@@ -155,7 +157,7 @@ _hints = cache(get_type_hints)
 
 
 def _made(kind: Any, value: Any) -> Any:
-    if get_origin(kind) in (Union, UnionType):
+    if get_origin(kind) in (Union, UnionType):  # of others than None the first; plain data fit all
         kind = next(each for each in get_args(kind) if each is not NoneType)
     origin: Any = get_origin(kind) or kind
     inside = get_args(kind)

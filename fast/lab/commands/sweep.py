@@ -21,7 +21,7 @@ def sweep(
 ) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run
-    from kvlab.fast.lab.sweep.design import read_sweep
+    from kvlab.fast.lab.sweep.design import only, read_sweep
     from kvlab.fast.lab.sweep.plan import make_plan
 
     directory = out or Path("kvlab-sweep") / configuration.stem
@@ -29,10 +29,10 @@ def sweep(
         asked = read_sweep(configuration)
     except UnknownMethodError as error:
         raise ValueError(f"{error}{run.where_from(directory)}") from None
-    chosen = None if methods is None else read_methods(methods)
+    chosen = asked.methods if methods is None else only(asked, read_methods(methods)).methods
     check_output("out", directory / run.PLAN)
     do_jobs, device = run.choose_engine(asked, engine, workers, gpus)
-    say_notes(chosen or asked.methods)
+    say_notes(chosen)
     say(asked.too_few())
     plan = make_plan(asked, device)
     plan.check_methods()
@@ -41,16 +41,12 @@ def sweep(
             ran = run.run_sweep(plan, directory, do_jobs, progress, chosen)
     except KeyboardInterrupt as stop:
         done = {row.job for row in run.read_rows(directory)} & {job.id for job in plan.jobs()}
-        stored = f"{counted(len(done), 'stored job')} in {directory}"
-        stop.add_note(
-            f"nothing that was done is lost: {stored}; the same command goes on from here"
-        )
+        kept = f"{counted(len(done), 'stored job')} in {directory}"
+        stop.add_note(f"nothing that was done is lost: {kept}; the same command goes on from here")
         raise
     for job, failure in ran.failures:
-        where = f" ({directory / run.FAILURES / job.id}.txt)"
-        terminal.errors.print(
-            f"failed: {job.label}: {failure.reason}{where}", style="red", markup=False
-        )
+        said = f"failed: {job.label}: {failure.reason} ({directory / run.FAILURES / job.id}.txt)"
+        terminal.errors.print(said, style="red", markup=False)
     facts = {"jobs": ran.total, "done now": ran.done, "directory": str(directory)}
     if json:
         terminal.print_json(facts)
@@ -62,18 +58,18 @@ def sweep(
 
 def report(directory: Path, out: Path | None = None, json: bool = False) -> None:
     """Report on a sweep: tables, curves, intervals, paired tests, and how to run it again."""
-    from kvlab.fast.lab.sweep import report as written
+    from kvlab.fast.lab.sweep import report as reports
     from kvlab.fast.lab.sweep.run import read_stored
 
     stored = read_stored(directory)
     place = out or directory
-    check_output("out", place / f"{written.NAME}.html")
+    check_output("out", place / f"{reports.NAME}.html")
     with terminal.working("reading the results"):
-        summaries = written.write_report(stored, place)
+        summaries = reports.write_report(stored, place)
     if json:
-        terminal.print_json(written.to_json(stored, summaries))
+        terminal.print_json(reports.to_json(stored, summaries))
         return
-    for table in written.told_once(map(written.accuracy_table, summaries)):
+    for table in reports.told_once(map(reports.accuracy_table, summaries)):
         if isinstance(table, Table):
             terminal.print_table(table)
-    terminal.print_line(f"report: {place / written.NAME}.html")
+    terminal.print_line(f"report: {place / reports.NAME}.html")

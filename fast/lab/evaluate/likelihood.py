@@ -13,7 +13,7 @@ from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
-from kvlab.fast.lab.points import most_entries, tokens_after
+from kvlab.fast.lab.points import RefusalError, most_entries, tokens_after
 from kvlab.fast.precisions import OnArrival
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.observation import Clock
@@ -105,7 +105,8 @@ def rate(
 ) -> list[Likelihood]:
     """Rate passages under one method at one budget in entries.
 
-    ValueError if the method does not fit them, or would evict nothing before they are rated.
+    ValueError if the method does not fit them, RefusalError if it would evict nothing before they
+    are rated.
     """
     policy = methods.get(spec, entries)
     only_codes = entries is None and isinstance(policy.precision, OnArrival)
@@ -114,7 +115,7 @@ def rate(
         size = block_size or tokens
         ends = range(size, tokens, size)
         if not any(policy.schedule.due(Clock(end, size, tokens)) for end in ends):
-            raise ValueError(
+            raise RefusalError(
                 f"nothing is evicted while {tokens} tokens are read in blocks of {size}: "
                 "take --feed steps (feed = 'steps')"
             )

@@ -1,6 +1,6 @@
 """Compares methods on one task: a sweep that is run at once and kept in memory."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,12 +15,11 @@ from kvlab.fast.lab.sweep.jobs import (
     Engine,
     Failure,
     Result,
-    failed_results,
     in_processes,
     in_this_process,
     lasts,
-    place_of,
 )
+from kvlab.fast.lab.sweep.kept import place_of
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, against_full, point_of
 from kvlab.fast.lab.tables import Layout, layout
@@ -74,7 +73,7 @@ def run_in_memory(
         jobs.sort(key=lambda job: order[job.point])
     with kept("jobs", jobs=[job.id for job in jobs]) as store:
         run_all(jobs, store, engine, list[Result], progress, points.add, lasts)
-    return Results(plan, list(chain.from_iterable(points.found.values())))
+    return Results(plan, list(chain.from_iterable(points.found.values())), points.failures)
 
 
 def _prepared(plan: Plan, workers: int) -> tuple[Plan, Engine]:
@@ -108,18 +107,25 @@ class _Points:
         parts = [(each.model, each.part) for each in plan.subjects]
         self.wanted = {(m, part.task): part.problems * len(part.seeds) for m, part in parts}
         self.found: dict[tuple, list[Result]] = defaultdict(list)
+        self.asked, self.given_up, self.failures = Counter[tuple](), dict[tuple, str](), {}
         self.first: dict[tuple[str, str], Point] = {}
         """The first of every model and task: the full cache's where texts are rated (`_order`), and
         else any, as nothing is held against it then (`against_full`)."""
 
-    def add(self, job: Job, made: list[Result] | Failure) -> None:
+    def add(self, job: Job, outcome: list[Result] | Failure) -> None:
         """Take what a job has found, or why it was given up."""
-        own, where = self.found[job.point], (job.model, job.task)
-        own += failed_results(job, made) if isinstance(made, Failure) else made
+        where = job.model, job.task
+        if isinstance(outcome, Failure):
+            self.failures[job.id] = self.given_up[job.point] = outcome.reason
+        else:
+            self.found[job.point] += outcome
+        self.asked[job.point] += job.count
         wanted = self.wanted[where]
-        if self.tell is not None and job.method in self.methods and len(own) == wanted:
-            point = point_of(job.task, job.method, job.budget, own, wanted)
-            self.tell(against_full([self.first.setdefault(where, point), point])[-1])
+        if self.tell is None or job.method not in self.methods or self.asked[job.point] < wanted:
+            return
+        own, failure = self.found[job.point], self.given_up.get(job.point)
+        point = point_of(job.point[1:], own, wanted, failure)
+        self.tell(against_full([self.first.setdefault(where, point), point])[-1])
 
 
 def _order(plan: Plan) -> Iterator[tuple[str, str, str, int | None]]:

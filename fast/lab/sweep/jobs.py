@@ -1,8 +1,7 @@
 """Does jobs: a method answers problems, and is measured on some of them.
 
-A job becomes rows, one per problem. This file has three parts: how a job is done; what a process
-keeps from job to job, such as the model; and the engines, which do many jobs: in this process, in
-several processes, or (`cluster`) on a cluster.
+A job becomes rows, one per problem. This file says how a job is done, and has the engines, which do
+many: in this process, in several processes, or (`cluster`) on a cluster.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from traceback import format_exc
@@ -20,19 +18,16 @@ from typing import Any
 import numpy as np
 
 from kvlab.fast.lab.evaluate.backends import (
-    AS_STORED,
     Answer,
     Backend,
     FastBackend,
     Request,
-    devices_of,
-    fingerprint,
-    load_backend,
 )
 from kvlab.fast.lab.evaluate.tasks import Own, Question, Rated, find_task, rates_texts
-from kvlab.fast.lab.points import ORACLE, most_entries, reason, tokens_after
+from kvlab.fast.lab.points import ORACLE, RefusalError, most_entries, reason, tokens_after
+from kvlab.fast.lab.sweep import kept
+from kvlab.fast.lab.sweep.kept import backend_of, once
 from kvlab.fast.lab.sweep.plan import Job
-from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.generators import seeded
 from kvlab.reference.policy import Policy
@@ -92,8 +87,6 @@ class Result:
     seconds_per_token: float | None = None
     written: str | None = None
     """The answer, if the problem is one's own."""
-    failed: bool = False
-    """Whether the refusal is an error in code. Such results are not stored."""
 
 
 MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits")
@@ -115,9 +108,9 @@ Engine = Callable[[Iterable[Job]], Iterator[Done]]
 """Takes jobs when it gets to them, and yields each once it is done; closing it stops what runs."""
 
 
-def lasts(found: list[Result] | Failure) -> bool:
+def lasts(outcome: list[Result] | Failure) -> bool:
     """Say whether what became of a job is kept: a failure is not, so the job is tried again."""
-    return not isinstance(found, Failure)
+    return not isinstance(outcome, Failure)
 
 
 def attempt(job: Job) -> list[Result] | Failure:
@@ -128,42 +121,34 @@ def attempt(job: Job) -> list[Result] | Failure:
         return Failure(reason(error)["refusal"], format_exc())
 
 
-def failed_results(job: Job, failure: Failure) -> list[Result]:
-    """Return results that say why a job was given up, in place of those that it would have had."""
-    numbers = range(job.first, job.first + job.count)
-    return [_result(job, n, refusal=failure.reason, failed=True) for n in numbers]
-
-
-def _result(job: Job, problem: int, **found: Any) -> Result:
-    known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
-    return Result(job=job.id, problem=problem, **known, **found)
-
-
 def do_job(job: Job) -> list[Result]:
     """Do a job; the same job gives the same results, except for the time that it took.
 
     What draws from the generators that the process shares is given the job's seed.
 
-    A method that a problem's length rules out is refused on this problem, and one that turns out
-    not to work on all of the job's. ValueError if methods from outside were changed meanwhile.
+    A method that a problem's length rules out is refused on this problem, and one that turns out to
+    be unable on all of the job's. Any other error is an error of the job, and no result. ValueError
+    if methods from outside were changed meanwhile.
     """
     if job.outside and job.outside != methods.discover():
         raise ValueError(f"{job.method} was changed while the sweep ran; run the sweep again")
-    questions = _questions(job)  # outside of `try`: a wrong device or revision refuses no method
+    questions = _questions(job)
     refusals = {each.number: _refusal(job, each) for each in questions}
     fitting = [each for each in questions if refusals[each.number] is None]
     figures: dict[int, Figures] = {}
     try:
         with seeded(job.draw_seed):
             figures = _figures(job, fitting) if fitting else {}
-    except ValueError as error:
+    except RefusalError as error:
         refusals |= {each.number: str(error) for each in fitting}
+    about = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
     return [
-        _result(
-            job,
-            each.number,
+        Result(
+            job=job.id,
+            problem=each.number,
             prompt_tokens=len(each.prompt),
             refusal=refusals[each.number],
+            **about,
             **figures.get(each.number, {}),
         )
         for each in questions
@@ -186,14 +171,13 @@ def _figures(job: Job, questions: Sequence[Question]) -> dict[int, Figures]:
 
 def _refusal(job: Job, question: Question) -> str | None:
     """Say why a method cannot take a prompt, without running the method."""
-    if job.method != ORACLE:
-        try:
-            # In blocks the last token alone is only predicted; else a question may come later.
-            given = question.shared or len(question.prompt)
-            read = len(question) - 1 if _feed(job) == "blocks" else given
-            methods.get(job.seeded, job.budget).check(read)
-        except ValueError as error:
-            return str(error)
+    # In blocks the last token alone is only predicted; else a question may come later.
+    given = question.shared or len(question.prompt)
+    read = len(question) - 1 if _feed(job) == "blocks" else given
+    try:
+        _policy(job, [question]).check(read)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -210,7 +194,7 @@ def _policy(job: Job, questions: Sequence[Question]) -> Policy:
 
 def _solve(job: Job, questions: Sequence[Question]) -> list[Figures]:
     """Let the method write answers, and grade them; what this fills is in `Result`."""
-    policy, backend, task = _policy(job, questions), _backend(job), find_task(job.task)
+    policy, backend, task = _policy(job, questions), backend_of(job), find_task(job.task)
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []
     for question, (tokens, first) in zip(questions, written, strict=True):
@@ -237,7 +221,7 @@ def _rate(job: Job, questions: Sequence[Question]) -> list[Figures]:
     from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods, rate
     from kvlab.fast.methods import port
 
-    task, backend = find_task(job.task), _backend(job)
+    task, backend = find_task(job.task), backend_of(job)
     assert isinstance(backend, FastBackend)
     passages = [Passage(each.prompt, each.solution) for each in questions]
     started = perf_counter()
@@ -280,7 +264,7 @@ def _solved(job: Job, question: Question, greedy: np.ndarray) -> bool | None:
     if not task.one_answer:
         return None
     if not isinstance(task, Rated):
-        draft = _backend(job).decode(question.solution)
+        draft = backend_of(job).decode(question.solution)
         if not task.grade(question.problem, draft).solved:
             return False
     return bool(greedy[question.asked or slice(None)].all())
@@ -331,7 +315,7 @@ def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
     answers = _full_answers(job)
     tokens, logits = zip(*(answers[each.number] for each in questions), strict=True)
     prompts = [each.prompt for each in questions]
-    found = _backend(job).measure(_policy(job, questions), prompts, tokens, logits)
+    found = backend_of(job).measure(_policy(job, questions), prompts, tokens, logits)
     return [
         {
             "output_error": float(measured.output_error.mean()),
@@ -348,55 +332,7 @@ def _measure(job: Job, questions: Sequence[Question]) -> list[Figures]:
     ]
 
 
-# --- what a process keeps from job to job --------------------------------------------------------
-
-_kept: dict[str, tuple[Any, Any]] = {}
-
-
-def _once(kind: str, key: Any, make: Callable[[], Any]) -> Any:
-    """Return what was made last if the key is the same; else free it, and make another one; neither
-    changes what the job draws."""
-    if kind not in _kept or _kept[kind][0] != key:
-        _kept.pop(kind, None)
-        with seeded(0):
-            _kept[kind] = key, make()
-    return _kept[kind][1]
-
-
-_number = 0
-"""Of this process among the workers of one machine, which take its devices in turn."""
-
-
-def place_of(job: Job) -> tuple[Any, ...]:
-    """Return backend and model, and how this process loads it: what `load_backend` takes."""
-    location, (dtype, device, parallel) = _location(job), job.loading
-    if job.backend == "fast" and parallel is None:
-        devices = devices_of(device)
-        device = str(devices[_number % len(devices)])
-    return job.backend, location, dtype, device, parallel
-
-
-def _location(job: Job) -> str:
-    return model_location(job.model, hub=job.backend == "fast")
-
-
-def _backend(job: Job) -> Backend:
-    return _once("model", place_of(job), lambda: _checked(job, load_backend(*place_of(job))))
-
-
-def _checked(job: Job, backend: Backend) -> Backend:
-    """Return a backend; ValueError if it is not as planned. A directory's weights are not read."""
-    location = _location(job)
-    dtype = backend.dtype if job.dtype == AS_STORED else job.dtype
-    mark = job.fingerprint if Path(location).is_dir() else fingerprint(location)
-    for what, planned, found in (
-        ("device", job.device, backend.device),
-        ("number format", dtype, backend.dtype),
-        ("revision", job.fingerprint, mark),
-    ):
-        if planned not in ("", found):
-            raise ValueError(f"the {what} of {job.model} is {found} here, and the plan's {planned}")
-    return backend
+# --- what jobs ask, once for all methods ----------------------------------------------------------
 
 
 def _key(job: Job, *more: Any) -> tuple[Any, ...]:
@@ -412,19 +348,19 @@ def _key(job: Job, *more: Any) -> tuple[Any, ...]:
 
 def _questions(job: Job) -> list[Question]:
     """Return the job's questions; of drafts with the full cache's answers as solutions."""
-    task, backend = find_task(job.task), _backend(job)
+    task, backend = find_task(job.task), backend_of(job)
 
     def draw() -> list[Question]:
         asked = backend.tokenizer, backend.encode, job.first + job.count, job.seed
         questions = task.questions(*asked)[job.first :]
         return _with_full_answers(job, questions) if job.drafts else questions
 
-    return _once("questions", _key(job, job.count, job.drafts), draw)
+    return once("questions", _key(job, job.count, job.drafts), draw)
 
 
 def _with_full_answers(job: Job, questions: Sequence[Question]) -> list[Question]:
     """Put what the full cache writes in the place of each solution: methods then draft this."""
-    backend, most = _backend(job), max(len(each.solution) for each in questions)
+    backend, most = backend_of(job), max(len(each.solution) for each in questions)
     assert isinstance(backend, FastBackend)
     rated = rates_texts(job.task)
     request = Request(
@@ -441,7 +377,7 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
     questions = _questions(job)[: job.measured]
 
     def answer() -> dict[int, tuple[list[int], np.ndarray]]:
-        backend, full = _backend(job), methods.get("full")
+        backend, full = backend_of(job), methods.get("full")
         answers = [list(each.solution) for each in questions]
         if not rates_texts(job.task):
             answers = [tokens for tokens, _ in _write(backend, full, questions)[0]]
@@ -451,7 +387,7 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
             for question, answer, (_, logits) in zip(questions, answers, measured, strict=True)
         }
 
-    return _once("answers", _key(job, job.measured), answer)
+    return once("answers", _key(job, job.measured), answer)
 
 
 # --- engines -------------------------------------------------------------------------------------
@@ -459,18 +395,17 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
 
 def in_this_process(jobs: Iterable[Job], loaded: tuple[Any, Any] = (None, None)) -> Iterator[Done]:
     """Do one job after the other, see `Engine`; ``loaded`` is a backend behind its `place_of`."""
-    _kept.update(model=loaded)
+    kept.start(*loaded)
     try:
         for job in jobs:
             yield job, attempt(job)
     finally:
-        _kept.clear()
+        kept.start()
 
 
 def _count_off(started: Any) -> None:
-    global _number
     with started.get_lock():
-        _number, started.value = started.value, started.value + 1
+        kept.number, started.value = started.value, started.value + 1
 
 
 def in_processes(jobs: Iterable[Job], workers: int) -> Iterator[Done]:

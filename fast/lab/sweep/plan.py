@@ -24,8 +24,8 @@ FORMAT = 1
 """Version of the results of a job; with a new number all old results count as missing."""
 
 BETWEEN_BATCHES = 1009
-"""By how much the seed of what is drawn differs between the first problems of two batches, per
-problem: sweeps whose seeds span as much would draw alike."""
+"""By how much the seed of what is drawn grows per problem, where batches begin. Seeds of a sweep
+that differ by a multiple of it draw what another batch draws."""
 
 
 def _from_outside(spec: str) -> bool:
@@ -76,7 +76,7 @@ class Job:
         later = {each.name for each in fields(self) if each.default is not MISSING}
         content = {name: x for name, x in asdict(self).items() if x or name not in later}
         content["format"] = FORMAT
-        del content["model"], content["loading"]
+        del content["model"], content["loading"]  # which is never empty
         return hash_of(json.dumps(content, sort_keys=True).encode())
 
     @property
@@ -121,7 +121,7 @@ class Subject:
     budgets: dict[str, int]
     """As the sweep states them, and in entries."""
     block_size: int | None = None
-    """Tokens of a block, where the task is rated in blocks of no stated size: `Rated.block_for`."""
+    """Tokens of a block: the part's, or what `Rated.block_for` chooses; None reads at once."""
     text: str = ""
     """Hash of the file that the task reads, if it reads one."""
 
@@ -181,7 +181,7 @@ class Plan:
                     count=count,
                     measured=min(count, max(0, part.measured - first)),
                     to_first_error=part.to_first_error,
-                    block_size=subject.block_size or part.block_size,
+                    block_size=subject.block_size or part.block_size,  # as older plans have it
                     drafts=part.drafts,
                     kvlab=self.kvlab,
                     outside=self.outside if _from_outside(method) else "",
@@ -252,8 +252,8 @@ def _subject(
     ]
     length = fmean(map(len, questions))
     budgets = {text: budget_entries(text, round(length)) for text in sweep.budgets}
-    block_size = None
-    if isinstance(task, Rated) and part.block_size is None:
+    block_size = part.block_size
+    if isinstance(task, Rated) and block_size is None:
         block_size = task.block_for(questions, budgets.values())
     return Subject(
         model=model,

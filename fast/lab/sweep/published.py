@@ -21,7 +21,6 @@ SCHEMA = pa.schema(
     [
         (name, WIDE.get(name) or COLUMNS[(get_args(kind) or (kind,))[0]])
         for name, kind in get_type_hints(Result).items()
-        if name != "failed"
     ]
 )
 """A column for every field of a `Result`."""

@@ -27,7 +27,6 @@ from kvlab.fast.lab.sweep.summary import (
     Results,
     TaskSummary,
     main_measure,
-    summarise,
 )
 from kvlab.fast.lab.tables import (
     MISSING,
@@ -53,7 +52,7 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     """Write ``report`` as HTML, Markdown, LaTeX, JSON, Parquet and CSV; ValueError if empty."""
     from kvlab.fast.lab.sweep.published import write_parquet  # needs pyarrow
 
-    summaries = summarise(stored)
+    summaries = stored.summaries
     if not any(point.problems for each in summaries for point in each.points):
         raise ValueError(f"{stored.directory} holds no results of this sweep yet")
     report, path = told_once(_blocks(stored, summaries)), directory / NAME

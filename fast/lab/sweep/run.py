@@ -102,31 +102,33 @@ def run_sweep(
 
     Jobs that were published, or done by an older kvlab, are not done again; nor are those in the
     store, which the loop finds there. ``progress`` is called before the first job and after each,
-    and knows nothing of those that were published.
-    Of ``methods``, if they are given, and their controls alone the jobs are done; the plan stays
-    whole. An OSError or ValueError names a file that is damaged, or an unknown method.
+    and knows nothing of those that were published. If ``methods`` is given, only their jobs and
+    those of their controls are done; the plan stays whole. An OSError or ValueError names a file
+    that is damaged, or an unknown method.
     """
     some = plan if methods is None else replace(plan, sweep=only(plan.sweep, methods))
-    jobs, failures = list(some.jobs()), []
-
-    def note(job: Job, found: list[Result] | Failure) -> None:
-        """Write down why a job failed; what is written goes once the job is done."""
-        path = directory / FAILURES / f"{job.id}.txt"
-        if isinstance(found, Failure):
-            failures.append((job, found))
-            write_text(path, f"{job}\n\n{found.trace}\n{found.reason}\n")
-        else:
-            path.unlink(missing_ok=True)
-
+    jobs, done, failures = list(some.jobs()), [], []
     tell_of_older(directory.glob("results/*.unfinished"))
     published = {row.job for row in read_published(directory)}
     left = [job for job in jobs if job.id not in published]
     with folder_of(directory / PLAN):
         _write_plan(plan, directory)
         with closing(Store(directory / RESULTS)) as store:
-            before = len(store.rows().keys() & {job.id for job in left})
+            before = store.rows().keys()
+
+            def note(job: Job, outcome: list[Result] | Failure) -> None:
+                """Write down why a job failed; what is written goes once the job is done."""
+                path = directory / FAILURES / f"{job.id}.txt"
+                if isinstance(outcome, Failure):
+                    failures.append((job, outcome))
+                    write_text(path, f"{job}\n\n{outcome.trace}\n{outcome.reason}\n")
+                    return
+                path.unlink(missing_ok=True)
+                if job.id not in before:
+                    done.append(job)
+
             run_all(left, store, engine, list[Result], progress, note, lasts)
-    return Ran(len(left) - before - len(failures), len(jobs), tuple(failures))
+    return Ran(len(done), len(jobs), tuple(failures))
 
 
 def _write_plan(plan: Plan, directory: Path) -> None:
@@ -157,7 +159,7 @@ def where_from(directory: Path) -> str:
     """Say, as the end of a message, what the last run in a directory had from outside."""
     try:
         run = json.loads((directory / PLAN).read_text(encoding="utf-8"))["run"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""
     return f" (the last run had {OUTSIDE}={run[OUTSIDE]})" if run.get(OUTSIDE) else ""
 

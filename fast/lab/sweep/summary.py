@@ -26,7 +26,7 @@ from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import Job, Plan, Subject
 from kvlab.fast.lab.tables import plain
 
-FULL = "full"
+FULL, STEPS_AFTER = "full", "steps_after_eviction"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +194,9 @@ class Point(MeasuredRow):
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
 ACCEPTED = Measure("accepted", lambda point: point.drafts, sign=1, most=1.0)
 LOSS = Measure("nats per token", lambda point: point.losses)
-ERROR, KL = ALONG = tuple(
-    Measure(name, lambda point, of=of: point.figures.get(of, ()), after="steps_after_eviction")
-    for name, of in (("output error", "output_error"), ("KL", "kl"))
+ERROR, KL = ALONG = (
+    Measure("output error", lambda p: p.figures.get("output_error", ()), after=STEPS_AFTER),
+    Measure("KL", lambda p: p.figures.get("kl", ()), after=STEPS_AFTER),
 )
 
 
@@ -280,8 +280,9 @@ class Results:
 def summarise(results: Results) -> list[TaskSummary]:
     """Sum a sweep up, also one that is not complete.
 
-    A seed counts once all its jobs on the model and task are done, so that all methods answer for
-    the same problems. Where no seed is complete, incomplete points have no figures.
+    A seed counts once all its jobs on the model and task are done or given up, so that all methods
+    answer for the same problems. Where no seed is complete, incomplete points have no figures; a
+    point of which a job was given up has none.
     """
     plan, waiting, rows = results.plan, results.missing(), defaultdict(list)
     jobs = {job.id: job for job in plan.jobs()}
@@ -290,17 +291,14 @@ def summarise(results: Results) -> list[TaskSummary]:
     given_up = {x.point: results.failures[x.id] for x in waiting if x.id in results.failures}
     found = []
     for subject in plan.subjects:
-        model, part = subject.model, subject.part
-        late = {job.seed for job in waiting if (job.model, job.task) == (model, part.task)}
+        part, where = subject.part, (subject.model, subject.part.task)
+        late = {x.seed for x in waiting if x.point[:2] == where and x.point not in given_up}
         seeds = tuple(each for each in part.seeds if each not in late) or part.seeds
         points: list[Point] = []
         for method, budget in plan.points(subject):
-            at = model, part.task, method, budget
-            own = (row for row in rows[at] if row.seed in seeds)
-            point = point_of(part.task, method, budget, own, part.problems * len(seeds))
-            if why := given_up.get(at):
-                point = replace(point, refusal=why, failed=True)
-            points.append(point)
+            at = *where, method, budget
+            counted, wanted = [x for x in rows[at] if x.seed in seeds], part.problems * len(seeds)
+            points.append(point_of(at[1:], counted, wanted, given_up.get(at)))
         found.append(_summary(plan.sweep, subject, seeds, against_full(points)))
     return found
 
@@ -326,18 +324,18 @@ def _summary(
 
 
 def point_of(
-    task: str, method: str, budget: int | None, results: Iterable[Result], wanted: int
+    at: tuple[str, str, int | None], results: Iterable[Result], wanted: int, failure: str | None
 ) -> Point:
-    """Sum up the results of one point, of which ``wanted`` are expected."""
-    found = tuple(sorted(results, key=lambda each: (each.seed, each.problem)))
-    refused = [each for each in found if each.refusal is not None]
-    why, failed = None, [each for each in refused if each.failed]
-    if failed:
-        why = failed[0].refusal
-    elif refused:
-        first = refused[0].refusal
-        why = f"does not fit {len(refused)} of {len(found)} problems: {first}"
-    elif len(found) < wanted:
+    """Sum up the results of one point, of which ``wanted`` are expected.
+
+    ``at`` are task, method and budget, ``failure`` says why one of its jobs was given up, if so.
+    """
+    found, why = tuple(sorted(results, key=lambda each: (each.seed, each.problem))), failure
+    task, method, budget = at
+    refused = [each.refusal for each in found if each.refusal is not None]
+    if why is None and refused:
+        why = f"does not fit {len(refused)} of {len(found)} problems: {refused[0]}"
+    elif why is None and len(found) < wanted:
         why = f"{len(found)} of {wanted} problems run"
     return Point(
         task=task,
@@ -345,7 +343,7 @@ def point_of(
         budget=budget,
         results=found,
         refusal=why,
-        failed=bool(failed),
+        failed=failure is not None,
         after_eviction=None if why else after_eviction(method, _after(found)),
     )
 
@@ -372,12 +370,12 @@ def against_full(points: Sequence[Point]) -> list[Point]:
 
 def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Point]]:
     """Return the points that ran on all tasks, by method and budget as the sweep states it."""
-    texts: dict[int | None, str]
-    texts = {entries: text for text, entries in found[0].budgets.items()}
+    stated = [(None, None), *found[0].budgets.items()]
     points = {
         (first.method, text): [each.point(first.method, text) for each in found]
         for first in (*found[0].points, *found[0].controls)
-        for text in [texts.get(first.budget)]
+        for text, entries in stated
+        if first.budget == entries
     }
     ran = {at: own for at, own in points.items() if all(each.refusal is None for each in own)}
     if not ran:

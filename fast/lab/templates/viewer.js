@@ -440,7 +440,7 @@ function tellAbout(run, chosenHeads, position, step) {
   const several = chosenHeads.length > 1, longest = Math.max(...found.map((known) => known.interval));
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
-  if (at !== step) facts.push(["what follows", `as of step ${at}, the latest that the page stores`]);
+  if (at !== step) facts.push(["figures below", `of step ${at}, the latest that the page stores`]);
   facts.push(
     ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
     ["score", several ? "choose a layer and a head" : score(found[0].score)],
@@ -577,7 +577,7 @@ const program = runs.some(isProgram);
 find("about").textContent = [
   `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each ${narrow ? "panel" : "column"}.`,
   "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
-  program ? "Sums keep the last digit. L<c>: the line whose number c holds." : "",
+  program ? "Sums keep the last digit. L<c>: the line whose number c holds. Some words stand for symbols of the model." : "",
   "Press Play or pull the slider; point at a token, or tap it, to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");

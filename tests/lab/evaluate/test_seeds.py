@@ -9,7 +9,7 @@ import torch
 
 from kvlab.fast.lab import points
 from kvlab.fast.lab.points import Row, measure_points
-from kvlab.fast.lab.sweep import jobs as doing
+from kvlab.fast.lab.sweep import jobs as doing, kept
 from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.methods import knorm as fast
@@ -108,9 +108,9 @@ def test_whether_a_process_makes_anew_what_it_keeps_changes_nothing_that_is_draw
     drawn = []
     for _ in range(2):
         with seeded(1):
-            doing._once("answers", "key", shared)
+            kept.once("answers", "key", shared)
             drawn.append(shared())
-    doing._kept.clear()
+    kept.start()
     assert drawn[0] == drawn[1]
 
 

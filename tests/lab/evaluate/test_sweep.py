@@ -19,7 +19,7 @@ from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.backends import fingerprint
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.store import Store
-from kvlab.fast.lab.sweep import jobs as doing
+from kvlab.fast.lab.sweep import jobs as doing, kept
 from kvlab.fast.lab.sweep.design import make_sweep, only, read_sweep
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
 from kvlab.fast.lab.sweep.plan import make_plan
@@ -149,11 +149,11 @@ def test_workers_share_the_devices_of_a_sweep_and_load_its_format_once(tmp_path,
     assert (fine.device, fine.subjects[0].dtype, fine.sweep.workers) == ("cpu", "float64", 2)
     loaded, places = [], []
     for number in range(3):
-        monkeypatch.setattr(doing, "_number", number)
-        places.append(doing.place_of(next(fine.jobs()))[2:])
+        monkeypatch.setattr(kept, "number", number)
+        places.append(kept.place_of(next(fine.jobs()))[2:])
     assert places == [("float64", device, None) for device in ("cpu", "cpu:0", "cpu")]
     monkeypatch.setattr(
-        doing, "load_backend", lambda *how: loaded.append(how[2:]) or backends.load_backend(*how)
+        kept, "load_backend", lambda *how: loaded.append(how[2:]) or backends.load_backend(*how)
     )
     assert run_sweep(fine, tmp_path, in_this_process).done == 2
     assert loaded == places[:1]
@@ -266,6 +266,12 @@ def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     assert {p.method for p in points if p.failed and "broken" in (p.refusal or "")} == {"nacl"}
     assert run_sweep(plan, tmp_path, again).done == 4 and not written.exists()
     assert results(tmp_path) == results(directory)
+
+
+def test_an_error_in_code_is_no_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(doing, "_solve", lambda job, questions: [{}, {}])
+    ((job, failure),) = run_sweep(make_plan(short_sweep()), tmp_path, in_this_process).failures
+    assert failure.reason.startswith("zip()") and read_stored(tmp_path).missing() == [job]
 
 
 def test_a_process_that_is_killed_fails_its_job_and_others_do_the_rest(

@@ -35,7 +35,7 @@ from kvlab.fast.lab.sweep.plan import make_plan
 from kvlab.fast.lab.sweep.published import read_parquet
 from kvlab.fast.lab.sweep.report import accuracy_cell, accuracy_table, told_once, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
-from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED, against_full, summarise
+from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED, against_full, pooled, summarise
 from kvlab.fast.lab.tables import Bold, escape_markdown, html_of, plain
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
@@ -308,6 +308,12 @@ def test_methods_are_compared_with_their_own_controls_and_marked(stored):
         assert accuracy_cell(best, best.point("h2o", 60)) == shown
 
 
+def test_budgets_that_are_one_number_on_the_first_task_stay_two(stored):
+    (found,) = summarise(stored)
+    both = [replace(found, budgets={"50": 50, "25%": at}) for at in (50, 60)]
+    assert ("h2o", "50") in pooled(both) and ("h2o", "25%") in pooled(both)
+
+
 def test_a_seed_counts_when_it_is_complete(stored):
     job = next(j for j in stored.plan.jobs() if j.method == "tova" and j.seed == 1)
     partly = without(stored, job)
@@ -315,6 +321,9 @@ def test_a_seed_counts_when_it_is_complete(stored):
     assert summary.seeds == (0,)
     assert summary.point("tova", job.budget).problems == 20
     assert partly.missing() == [job]
+    (summary,) = summarise(replace(partly, failures={job.id: "broken"}))
+    failed = summary.point("tova", job.budget)
+    assert summary.seeds == (0, 1) and (failed.failed, failed.refusal) == (True, "broken")
     other = next(j for j in stored.plan.jobs() if j.method == "h2o" and j.seed == 0)
     (summary,) = summarise(without(partly, other))
     assert summary.seeds == (0, 1)
