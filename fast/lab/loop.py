@@ -79,7 +79,9 @@ def run_all(
     try:
         for item, text in [(waiting[x], text) for x, text in store.rows().items() if x in waiting]:
             take(item, store.read(item.id, text, kind))
-        # `mine` takes items as the engine asks for them, and rows that other processes made then.
+        # A round goes once over what is left: while the engine asks for items, those that others
+        # have done meanwhile are taken. A failed item stays claimed, so nobody tries it again
+        # before this process ends. An engine that does nothing would go round for ever.
         while waiting:
             before, mine = len(waiting), _claimed(waiting, store, kind, take)
             if (first := next(mine, None)) is None:

@@ -89,6 +89,11 @@ class Row:
     failed: bool = False
     """Whether the reason is an error in code; then commands end with exit code 1."""
 
+    @property
+    def marked_budget(self) -> str | None:
+        """The budget with its mark; None for a method that takes none."""
+        return None if self.budget is None else f"{self.budget}{budget_mark(self)}"
+
 
 class RefusalError(ValueError):
     """What a method cannot do, found while it runs; it would find the same again."""
@@ -130,11 +135,6 @@ def budget_mark(row: Any) -> str:
     if row.budget is None or row.refusal is not None or row.holds_budget:
         return ""
     return f" {UNKNOWN if row.holds_budget is None else EXCEEDED}"
-
-
-def marked_budget(row: Any) -> str | None:
-    """Write a row's budget and its mark; None for a method that takes none."""
-    return None if row.budget is None else f"{row.budget}{budget_mark(row)}"
 
 
 NOTHING = "∅"

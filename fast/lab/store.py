@@ -84,7 +84,8 @@ class Store:
 
     def rows(self) -> dict[str, str]:
         """Return all rows by their items."""
-        return dict(self._do("SELECT item, row FROM rows WHERE row IS NOT NULL ORDER BY rowid"))
+        with self._named():  # rows are read as they are asked for
+            return dict(self._do("SELECT item, row FROM rows WHERE row IS NOT NULL ORDER BY rowid"))
 
     def read(self, item: str, text: str, kind: Any) -> Any:
         """Return the text of a row as a value of a type; ValueError names file and item."""

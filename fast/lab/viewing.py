@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from kvlab.fast.lab.points import Row, marked_budget, measure_points, points
+from kvlab.fast.lab.points import Row, measure_points, points
 from kvlab.fast.lab.reports import write_page
 from kvlab.fast.lab.terminal import OnProgress
 from kvlab.reference import methods
@@ -49,7 +49,6 @@ class ViewedRow(Row):
     """Entries per KV head after the last step, mean over layers and heads."""
     solved: bool | None = None
     holds_budget: bool | None = None
-    marked_budget = property(marked_budget)
 
 
 @dataclass(frozen=True)

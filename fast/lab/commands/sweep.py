@@ -40,7 +40,8 @@ def sweep(
         with terminal.results_only(), terminal.progress_bar() as progress:
             ran = run.run_sweep(plan, directory, do_jobs, progress, chosen)
     except KeyboardInterrupt as stop:
-        done = {row.job for row in run.read_rows(directory)} & {job.id for job in plan.jobs()}
+        asked_for = {job.id for job in plan.jobs()}
+        done = {row.job for row in run.read_rows(directory, asked_for)} & asked_for
         kept = f"{counted(len(done), 'stored job')} in {directory}"
         stop.add_note(f"nothing that was done is lost: {kept}; the same command goes on from here")
         raise

@@ -46,8 +46,8 @@ class Result:
     - `_rate`, where a text or a draft is rated: ``solved``, ``loss``, ``tokens``,
       ``after_eviction``, ``seconds_per_token``, ``entries`` and ``nbytes``; of drafts also
       ``accepted`` and ``until_rejected``.
-    - `_measure`, after `_solve` on the job's first problems: all from ``output_error`` to
-      ``mean_nbytes``. What is rated is not measured.
+    - `_measure`, after either on the job's first problems: all from ``output_error`` to
+      ``mean_nbytes``, but for what `_rate` has filled.
 
     None is what does not apply; new columns have this default, and no default ever changes.
     """
@@ -165,7 +165,7 @@ def _figures(job: Job, questions: Sequence[Question]) -> dict[int, Figures]:
     found = {each.number: row for each, row in zip(questions, solve(job, questions), strict=True)}
     measured = [each for each in questions if each.number < job.first + job.measured]
     for question, row in zip(measured, _measure(job, measured) if measured else (), strict=True):
-        found[question.number] |= row
+        found[question.number] = row | found[question.number]
     return found
 
 

@@ -205,9 +205,8 @@ def accuracy_table(summary: TaskSummary) -> Table:
     for point in sorted(summary.points, key=_full_first):
         rows[point.method][point.budget] = point
     stated: dict[int | None, str] = {None: "no budget"}
-    stated |= {
-        entries: text for text, entries in sorted(summary.budgets.items(), key=itemgetter(1))
-    }
+    for text, entries in sorted(summary.budgets.items(), key=itemgetter(1)):
+        stated[entries] = f"{stated[entries]} = {text}" if entries in stated else text
     asked = [each for each in stated if any(each in row for row in rows.values())]
     cells = [
         (method, *(accuracy_cell(summary, row[each]) if each in row else "" for each in asked))

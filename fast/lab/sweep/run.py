@@ -45,13 +45,17 @@ def read_published(directory: Path) -> Iterator[Result]:
         yield from read_parquet(path)
 
 
-def read_rows(directory: Path) -> list[Result]:
-    """Return the results of a sweep's directory, each once; an error names a damaged file."""
+def read_rows(directory: Path, asked: Collection[str] | None = None) -> list[Result]:
+    """Return the results in a directory, each once; an error names a damaged file.
+
+    Rows in the store that are not of the jobs ``asked`` for, by their ids, are not read.
+    """
     rows = [*read_published(directory)]
     if (path := directory / RESULTS).is_file():
         with closing(Store(path)) as store:
-            for item, text in store.rows().items():
-                rows += store.read(item, text, list[Result])
+            for job, text in store.rows().items():
+                if asked is None or job in asked:
+                    rows += store.read(job, text, list[Result])
     return list({(row.job, row.problem): row for row in rows}.values())
 
 
@@ -175,13 +179,13 @@ def read_stored(directory: Path) -> Stored:
         plan, run = read_as(Plan, json.dumps(content["plan"])), content["run"]
     except UnknownMethodError as error:
         raise ValueError(f"directory = {directory}: {error}{where_from(directory)}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} is damaged, or was written by an older kvlab ({error}); run the sweep again: "
             "what is done is not done twice"
         ) from None
     asked = {job.id for job in plan.jobs()}
-    rows = [row for row in read_rows(directory) if row.job in asked]
+    rows = [row for row in read_rows(directory, asked) if row.job in asked]
     written = {each.stem: each.read_text("utf-8") for each in (directory / FAILURES).glob("*.txt")}
-    failures = {job: text.splitlines()[-1] for job, text in written.items()}
+    failures = {job: text.splitlines()[-1] for job, text in written.items() if text}
     return Stored(plan, rows, failures, directory=directory, run=run)

@@ -20,7 +20,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     wilson,
 )
 from kvlab.fast.lab.evaluate.tasks import rates_texts
-from kvlab.fast.lab.points import After, MeasuredRow, all_of, marked_budget
+from kvlab.fast.lab.points import After, MeasuredRow, all_of
 from kvlab.fast.lab.sweep.design import Sweep
 from kvlab.fast.lab.sweep.jobs import MEASURED, Result
 from kvlab.fast.lab.sweep.plan import Job, Plan, Subject
@@ -169,8 +169,6 @@ class Point(MeasuredRow):
         if self.budget is None:
             return True
         return None if self.peak_entries is None else self.peak_entries <= self.budget
-
-    marked_budget = property(marked_budget)
 
     @property
     def size(self) -> str:
@@ -392,7 +390,6 @@ class Joined(MeasuredRow):
     interval: Interval
     """Share solved, with Wilson's interval."""
     outcomes: tuple[bool, ...] = field(repr=False)
-    marked_budget = property(marked_budget)
 
 
 def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joined]:
