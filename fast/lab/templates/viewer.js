@@ -86,6 +86,7 @@ class Run {
 }
 
 const runs = timeline.runs.map((stored) => new Run(stored));
+const whole = runs.find((run) => run.method === "full")?.read;
 
 // ---- what is shown: one code per token ----------------------------------------------------------
 
@@ -336,7 +337,7 @@ class Pane {
     clearTimeout(this.rest);
     this.rest = setTimeout(() => this.draw(0, this.spans.length), REST);
     const seen = run.steps[this.step];
-    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head${run.budget === null ? "" : ` (budget: ${run.budget})`} · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
+    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head${run.budget === null ? "" : ` (budget: ${run.budget}${whole ? `, ${Math.round(100 * run.budget / whole)} % of the full cache's ${whole} in the end` : ""})`} · ${Math.round(100 * found.bits / run.bits[WIDE])} % of the full cache's memory`
       + (found.left ? ` · ${number(found.left)} evicted now per head` : run.decisions[this.step] ? " · decided, evicted nothing" : "");
     if (step > this.step) this.figures.textContent += ` · ended at step ${this.step}`;
     this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
@@ -577,7 +578,7 @@ const program = runs.some(isProgram);
 find("about").textContent = [
   `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each ${narrow ? "panel" : "column"}.`,
   "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
-  program ? "Sums keep the last digit. L<c>: the line whose number c holds. Some words stand for symbols of the model." : "",
+  program ? "Sums keep the last digit. L<c>: the line whose number c holds. Some words, such as “, then”, are one token." : "",
   "Press Play or pull the slider; point at a token, or tap it, to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
