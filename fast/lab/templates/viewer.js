@@ -441,11 +441,15 @@ function tellAbout(run, chosenHeads, position, step) {
   const several = chosenHeads.length > 1, longest = Math.max(...found.map((known) => known.interval));
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
-  if (at !== step) facts.push(["figures below", `of step ${at}, the latest that the page stores`]);
+  if (at !== step) facts.push([`stored at step ${at}`, "attention and score are stored every few steps"]);
   facts.push(
     ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
     ["score", several ? "choose a layer and a head" : score(found[0].score)],
-    [`last activation (attention from ${timeline.threshold} on)`, activation(Math.max(...found.map((known) => known.stamp))) + (several ? ", in some head" : "")],
+  );
+  if (!/lazy_eviction|raas/.test(run.method)) return facts; // no other method looks at what follows
+  const last = Math.max(...found.map((known) => known.stamp));
+  facts.push(
+    [`last activation (attention from ${timeline.threshold} on)`, activation(last) + (several && last ? ", in some head" : "")],
     ["longest time between activations (LazyEviction's MRI)", longest ? `${longest} steps` : "no interval yet"],
   );
   return facts;
@@ -592,7 +596,7 @@ find("panes").append(...panes.map((pane) => pane.root));
 legend();
 if (lastStep < 30) find("speed").value = "2";
 
-find("step").addEventListener("input", () => go(Number(find("step").value)));
+find("step").addEventListener("input", () => goTo(Number(find("step").value)));
 find("play").addEventListener("click", () => play(playing === null));
 find("theme").addEventListener("click", () => dress(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 for (const id of ["layer", "head"]) {
