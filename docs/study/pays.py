@@ -45,12 +45,13 @@ def gained(tokens: int, texts: int) -> float:
     return most_gained(tokens, texts, SHAPES[MODEL])
 
 
-def without_graphs(method: str) -> float:
-    """Tokens per second of all texts on the H200 in equal memory, without CUDA graphs."""
+def without_graphs(method: str, one_of: int | None = None) -> float:
+    """Tokens per second on the H200 without CUDA graphs: in equal memory, or of one text."""
+    parts = stored_file("benchmarks/end-to-end-gpu")["parts"]
     (found,) = (
         row["tokens_per_second"]
-        for row in stored_file("benchmarks/end-to-end-gpu")["parts"]["equal_memory"]
-        if row["method"] == method and not row["graphed"]
+        for row in parts["one_text" if one_of else "equal_memory"]
+        if row["method"] == method and not row["graphed"] and one_of in (None, row["prompt"])
     )
     return found
 
@@ -60,9 +61,10 @@ def of_limits(texts: int) -> list[float]:
     return [100 * row["share_of_limit"] for row in h2o_on_the_h200() if row["batch"] == texts]
 
 
-def on_a_cpu(method: str) -> tuple[float, float]:
+def on_a_cpu(method: str, run: str = "") -> tuple[float, float]:
     """Return how many times as fast as kvlab's full cache SmolLM2 writes, and what bytes allow."""
-    rows = {x["name"]: x for x in stored_file("benchmarks/decode-smollm2-cpu")["parts"]["real"]}
+    name = f"benchmarks/decode-smollm2{run}-cpu"
+    rows = {x["name"]: x for x in stored_file(name)["parts"]["real"]}
     own, full = rows[f"kvlab {method}"], rows["kvlab full"]
     return own["quartiles"][1] / full["quartiles"][1], full["must_bytes"] / own["must_bytes"]
 
@@ -93,8 +95,8 @@ def drawn_map() -> Picture:
     axes.set_yticks([2**n for n in range(0, 10, 2)], [str(2**n) for n in range(0, 10, 2)])
     axes.minorticks_off()
     axes.set_title(
-        "Llama-3.1-8B, a quarter of the entries stays: speed-up that\n"
-        "bytes alone allow (above a red line full caches do not fit)"
+        "Llama-3.1-8B, a quarter of the entries stays: speed-up by\n"
+        "bytes alone (above a red line full caches do not fit)"
     )
     axes.set(xlabel="tokens of a text", ylabel="batch (texts at once)")
     return finish(
