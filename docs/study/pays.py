@@ -45,11 +45,13 @@ def gained(tokens: int, texts: int) -> float:
     return most_gained(tokens, texts, SHAPES[MODEL])
 
 
-def without_graphs(method: str, one_of: int | None = None) -> float:
-    """Tokens per second on the H200 without CUDA graphs: in equal memory, or of one text."""
+def without_graphs(
+    method: str, one_of: int | None = None, figure: str = "tokens_per_second"
+) -> float:
+    """A figure of the H200 without CUDA graphs: in equal memory, or of one text."""
     parts = stored_file("benchmarks/end-to-end-gpu")["parts"]
     (found,) = (
-        row["tokens_per_second"]
+        row[figure]
         for row in parts["one_text" if one_of else "equal_memory"]
         if row["method"] == method and not row["graphed"] and one_of in (None, row["prompt"])
     )

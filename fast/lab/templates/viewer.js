@@ -444,7 +444,7 @@ function tellAbout(run, chosenHeads, position, step) {
   if (at !== step) facts.push([`stored at step ${at}`, "attention and score are stored every few steps"]);
   facts.push(
     ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
-    ["score", several ? "choose a layer and a head" : score(found[0].score)],
+    ["score", several ? "of one layer and head only" : score(found[0].score)],
   );
   if (!/lazy_eviction|raas/.test(run.method)) return facts; // no other method looks at what follows
   const last = Math.max(...found.map((known) => known.stamp));
@@ -527,6 +527,7 @@ function play(on) {
   playing = null;
   if (on) {
     if (now === lastStep) go(0);
+    if (narrow && !asked.has("embed")) panes[0].root.scrollIntoView(); // what plays is in sight
     let began = performance.now(), from = now;
     const frame = (time) => {
       const step = from + Math.floor((time - began) / 1000 * Number(find("speed").value));
