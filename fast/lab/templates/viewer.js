@@ -375,7 +375,9 @@ class Pane {
   // Scrolls the text alone: scrollIntoView would move the page around a frame, too.
   reveal(position) {
     const span = this.spans[position], box = this.text, above = span.offsetTop - box.scrollTop;
-    if (above < 0 || above + 40 > box.clientHeight) box.scrollTop = span.offsetTop - box.clientHeight / 2;
+    if (above >= 0 && above + 40 <= box.clientHeight) return;
+    box.scrollTop = span.offsetTop - box.clientHeight / 2;
+    this.scan(); // what comes into view is right at once
   }
 
   choose(position) {
