@@ -23,7 +23,7 @@ FEWEST, MOST, NARROW = 10, 48, 60
 
 SIGNS = {
     "▓": "▓░ its 95 % interval",
-    "◆": "◆ its matched control: random eviction, with the same protected (not evicted) and budget",
+    "◆": "◆ its matched control: random eviction, with the same entries protected and budget",
     NO_GAIN: f"{NO_GAIN} not significantly better than its control",
     EXCEEDED: f"{EXCEEDED} held more entries than the budget",
     NOTHING: f"{NOTHING} nothing was evicted, so it is the full cache",

@@ -124,19 +124,19 @@ def kept(work: str, **asked: Any) -> Iterator[Store]:
     tell_of_older(each for each in place.glob(f"{work}-*") if not each.suffix)
     path = place / f"{work}-{name}.sqlite"
     store, finished = Store(path, durable=False), False
-    if rows := store.rows():
-        count = counted(len(rows), "step")
+    if done := store.items():
+        count = counted(len(done), "step")
         print_aside(f"going on after {count} in {path}; delete it to begin anew")
     try:
         yield store
         finished = True
     except KeyboardInterrupt as stop:
-        if rows := store.rows():
-            count = counted(len(rows), "step")
+        if done := store.items():
+            count = counted(len(done), "step")
             stop.add_note(f"{count} kept in {path}: the same command goes on from there")
         raise
     finally:
-        finished = finished or not store.rows()
+        finished = finished or not store.items()
         store.close()
         if finished:
             path.unlink(missing_ok=True)

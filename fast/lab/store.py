@@ -87,6 +87,11 @@ class Store:
         with self._named():  # rows are read as they are asked for
             return dict(self._do("SELECT item, row FROM rows WHERE row IS NOT NULL ORDER BY rowid"))
 
+    def items(self) -> set[str]:
+        """Return the items that have rows."""
+        with self._named():
+            return {item for (item,) in self._do("SELECT item FROM rows WHERE row IS NOT NULL")}
+
     def read(self, item: str, text: str, kind: Any) -> Any:
         """Return the text of a row as a value of a type; ValueError names file and item."""
         try:

@@ -13,7 +13,7 @@ from kvlab.reference.generate import generate
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.replay import Layer, check_replay
-from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, WIDE, Run, Snapshot
+from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, WIDE, Run, Snapshot, values_in
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.streams import run_stream
@@ -167,7 +167,7 @@ class _Recorder:
 
     def thin_out(self) -> None:
         """Drop every other snapshot while they hold more than `MOST_VALUES` entries."""
-        while sum(each.attention.size for each in self.snapshots) > MOST_VALUES:
+        while values_in(self.snapshots) > MOST_VALUES and self.every < len(self.steps):
             self.every *= 2
             self.snapshots = [each for each in self.snapshots if each.step % self.every == 0]
 

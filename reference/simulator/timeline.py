@@ -48,7 +48,7 @@ half of a float32, rounded), ``data`` its bytes, little-endian, in base64.
 
 import base64
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -167,13 +167,18 @@ def against(run: Run, full: Run) -> Run:
     return replace(run, failure=failure | {"attention": read[lost].tolist()})
 
 
+def values_in(snapshots: Iterable[Snapshot]) -> int:
+    """Count the entries that snapshots hold."""
+    return sum(each.attention.size for each in snapshots)
+
+
 def thinned(run: Run, most_values: int, always: Collection[int] = ()) -> Run:
     """Leave snapshots out until they hold ``most_values`` entries at most; some steps' stay.
 
     ``always`` are indices of these steps, of which any number of entries stays.
     """
     every, snapshots = 1, run.snapshots
-    while sum(each.attention.size for each in snapshots) > most_values and every < len(run.steps):
+    while values_in(snapshots) > most_values and every < len(run.steps):
         every *= 2
         snapshots = tuple(x for x in snapshots if x.step % every == 0 or x.step in always)
     return replace(run, snapshots=snapshots)

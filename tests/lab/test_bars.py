@@ -53,6 +53,7 @@ def test_a_program_shows_what_was_lost_and_where_the_answer_turns_wrong():
     assert " ".join(lines[-1].split()) == "L7 e (7) + g ✗ L7 e (7) + c ✓"
     assert "L7 e = e + ~c~, then go" in lines[10]
     said = "writes g, which is wrong. The full cache writes c"
-    assert said in why and "“c” in line L7 (50% of its attention)" in f"{why} {more}"
+    read = "attends to “c” in line L7 (50% of its attention), and has lost that here."
+    assert said in why and f"{why} {more}".endswith(read)
     narrow = shown(side_by_side(found.timeline.runs, styled=True), 60).splitlines()
     assert max(map(len, narrow)) <= 60 and len(narrow) >= 2 * len(lines)

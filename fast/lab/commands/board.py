@@ -38,8 +38,8 @@ def run(
     failed = False
     for task, sweep in sweeps.items():
         folder = out / "units" / f"{task}-{Path(sweep.models[0]).name}"
+        engine, _ = running.choose_engine(sweep, workers=workers)
         with results_only(), progress_bar() as told:
-            engine, _ = running.choose_engine(sweep, workers=workers)
             ran = running.run_sweep(make_plan(sweep), folder, engine, told)
         say(f"failed: {job.label}: {why.reason}" for job, why in ran.failures)
         stored = running.read_stored(folder)

@@ -17,12 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.lab.evaluate.backends import (
-    Answer,
-    Backend,
-    FastBackend,
-    Request,
-)
+from kvlab.fast.lab.evaluate.backends import Answer, Backend, FastBackend, Request
 from kvlab.fast.lab.evaluate.tasks import Own, Question, Rated, find_task, rates_texts
 from kvlab.fast.lab.points import ORACLE, RefusalError, most_entries, reason, tokens_after
 from kvlab.fast.lab.sweep import kept

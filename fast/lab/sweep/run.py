@@ -118,7 +118,7 @@ def run_sweep(
     with folder_of(directory / PLAN):
         _write_plan(plan, directory)
         with closing(Store(directory / RESULTS)) as store:
-            before = store.rows().keys()
+            before = store.items()
 
             def note(job: Job, outcome: list[Result] | Failure) -> None:
                 """Write down why a job failed; what is written goes once the job is done."""

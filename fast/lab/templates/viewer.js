@@ -448,7 +448,7 @@ function tellAbout(run, chosenHeads, position, step) {
     ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
     ["score", several ? "of one layer and head only" : score(found[0].score)],
   );
-  if (!/lazy_eviction|raas/.test(run.method)) return facts; // no other method looks at what follows
+  if (!/lazy_eviction|raas/.test(run.method)) return facts; // no other method uses these
   const last = Math.max(...found.map((known) => known.stamp));
   facts.push(
     [`last activation (attention from ${timeline.threshold} on)`, activation(last) + (several && last ? ", in some head" : "")],

@@ -215,7 +215,8 @@ def test_a_key_that_is_needed_is_asked_for_and_one_of_all_tasks_refused():
 @cases(__file__, "an_engine_has_a_process_for_each_device", "device asked workers")
 def test_an_engine_has_a_process_for_each_device(device, asked, workers):
     engine, place = choose_engine(short_sweep(device=device), workers=asked)
-    assert place is None and getattr(engine, "keywords", {}).get("workers") == workers
+    assert place is None and (engine is in_this_process) == (workers is None)
+    assert getattr(engine, "keywords", {}) == ({} if workers is None else {"workers": workers})
 
 
 @cases(__file__, "wrong_engines_are_refused", "sweep asked said")
