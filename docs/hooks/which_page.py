@@ -66,8 +66,8 @@ def form() -> str:
     data = {"sizes": SIZES, "planned": [*SHAPES], "commands": commands}
     given = json.dumps(data).replace("<", "\\u003c")
     return (
-        '<link rel="stylesheet" href="stylesheets/which.css">\n'
-        '<form id="kvlab-which" hidden>'
+        '<link rel="stylesheet" href="stylesheets/forms.css">\n'
+        '<form id="kvlab-which" class="kvlab-form" hidden>'
         '<label>Model: short name, directory, or owner/name@revision<input name="model" '
         'value="smollm2" spellcheck="false" autocomplete="off"></label>'
         f'<label>Its sizes are those of<select name="sizes">{sizes}'
@@ -78,8 +78,8 @@ def form() -> str:
         '<label>MiB of memory for their caches<input name="memory" type="number" min="1" '
         'step="any" value="32"></label>'
         f"<fieldset><legend>What may be lost?</legend>{lost}</fieldset></form>\n"
-        '<div id="kvlab-answer" aria-live="polite" hidden><p></p><pre><code></code></pre>'
-        "<ul></ul></div>\n"
+        '<div id="kvlab-answer" class="kvlab-answer" aria-live="polite" hidden><p></p>'
+        "<pre><code></code></pre><ul></ul></div>\n"
         f'<script type="application/json" id="kvlab-known">{given}</script>\n'
         '<script src="javascripts/which.js" defer></script>\n'
     )

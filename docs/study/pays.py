@@ -40,35 +40,9 @@ def most_gained(tokens: Any, texts: Any, shape: Shape, kept: float = KEPT) -> An
     return (weights + cache) / (weights + kept * cache)
 
 
-def gained(tokens: int, texts: int) -> float:
-    """Return how many times as fast a token becomes at most with a quarter of the entries."""
-    return most_gained(tokens, texts, SHAPES[MODEL])
-
-
-def without_graphs(
-    method: str, one_of: int | None = None, figure: str = "tokens_per_second"
-) -> float:
-    """A figure of the H200 without CUDA graphs: in equal memory, or of one text."""
-    parts = stored_file("benchmarks/end-to-end-gpu")["parts"]
-    (found,) = (
-        row[figure]
-        for row in parts["one_text" if one_of else "equal_memory"]
-        if row["method"] == method and not row["graphed"] and one_of in (None, row["prompt"])
-    )
-    return found
-
-
 def of_limits(texts: int) -> list[float]:
     """Return which percentages of its limit H2O reaches with so many texts at once."""
     return [100 * row["share_of_limit"] for row in h2o_on_the_h200() if row["batch"] == texts]
-
-
-def on_a_cpu(method: str, run: str = "") -> tuple[float, float]:
-    """Return how many times as fast as kvlab's full cache SmolLM2 writes, and what bytes allow."""
-    name = f"benchmarks/decode-smollm2{run}-cpu"
-    rows = {x["name"]: x for x in stored_file(name)["parts"]["real"]}
-    own, full = rows[f"kvlab {method}"], rows["kvlab full"]
-    return own["quartiles"][1] / full["quartiles"][1], full["must_bytes"] / own["must_bytes"]
 
 
 def drawn_map() -> Picture:
@@ -193,7 +167,5 @@ def beside_the_planner(_: str) -> Table:
     return tabulate(rows, columns)
 
 
-FUNCTIONS: Mapping[str, Any] = {
-    each.__name__: each for each in (gained, of_limits, on_a_cpu, peak_missed, without_graphs)
-}
+FUNCTIONS: Mapping[str, Any] = {each.__name__: each for each in (of_limits, peak_missed)}
 """What expressions of the ledger may call besides its own."""

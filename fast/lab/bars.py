@@ -22,7 +22,7 @@ FEWEST, MOST, NARROW = 10, 48, 60
 """Cells of a bar at least and at most; columns of a terminal below which intervals have no room."""
 
 SIGNS = {
-    "▓": "▓░ its 95 % interval",
+    "▓": "from the first ▓ to the last ░: its 95 % interval",
     "◆": "◆ its matched control: random eviction, with the same entries protected and budget",
     NO_GAIN: f"{NO_GAIN} not significantly better than its control",
     EXCEEDED: f"{EXCEEDED} held more entries than the budget",

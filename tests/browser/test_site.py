@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
@@ -104,8 +105,7 @@ def visits(reader):
 
 
 def test_no_page_complains_or_asks_for_anything_elsewhere(visits):
-    _, problems = visits
-    assert len(PAGES) > 50 and not problems
+    assert len(PAGES) > 50 and not visits[1]
 
 
 def test_pages_can_be_opened_as_files(reader):
@@ -132,8 +132,8 @@ def test_formulas_are_drawn(visits, reader):
 
 
 def test_a_phone_never_scrolls_sideways(visits):
-    widths = {name: phone["width"] for name, (_, phone) in visits[0].items()}
-    assert not {name: width for name, width in widths.items() if width > PHONE["width"]}
+    wide = [name for name, (_, phone) in visits[0].items() if phone["width"] > PHONE["width"]]
+    assert not wide
 
 
 def test_no_page_is_long_and_nothing_is_cut_off(visits):
@@ -164,10 +164,7 @@ def test_the_first_page_plays_a_generation(reader):
     tokens.first.wait_for()
 
     def colours(step):
-        frame.locator("#step").evaluate(
-            "(slider, step) => { slider.value = step; slider.dispatchEvent(new Event('input')); }",
-            step,
-        )
+        frame.locator("#step").fill(str(step))
         return tokens.evaluate_all("all => all.map(one => one.className)")
 
     last = int(frame.locator("#step").get_attribute("max") or 0)
@@ -185,9 +182,7 @@ def test_the_form_writes_commands_that_kvlab_reads_and_says_what_is_known(reader
     page.locator("[name=model]").fill("owner/name@main")
     page.get_by_label("sizes").select_option("llama-3.1-8b")
     page.get_by_label("memory").fill("256")  # half of 4,096 tokens of 128 KiB
-    for place, name in enumerate(
-        ["perplexity", "perplexity", "perplexity", "needle", "perplexity"]
-    ):
+    for place, name in enumerate([*["perplexity"] * 3, "needle", "perplexity"]):
         page.locator("[name=case]").nth(place).press("Space")
         lines = page.locator("#kvlab-answer code").inner_text().splitlines()
         (_, measure, *words), (_, plan, *sizes) = map(shlex.split, lines)
@@ -197,6 +192,15 @@ def test_the_form_writes_commands_that_kvlab_reads_and_says_what_is_known(reader
         assert known[plan].make_context(plan, sizes).params["budget"] == "50%"
         (told,) = page.locator("[data-budget]:visible").all_inner_texts()
         assert "its control" in told and "significant" in told
+
+
+def test_the_form_of_speeds_says_what_the_planner_prints(reader):
+    page = reader(viewport=PHONE).open("benchmarks.html")
+    page.locator("[name=tokens]").fill("4096")
+    page.locator("[name=batch]").fill("60")
+    assert page.get_by_text("As many texts: at most 2.05 ×.").is_visible()
+    _, *words = shlex.split(page.locator("#kvlab-paid code").inner_text())
+    assert "2.05 times" in CliRunner().invoke(app, words).output
 
 
 def test_a_value_of_a_notebook_is_dragged(reader):

@@ -443,11 +443,9 @@ function tellAbout(run, chosenHeads, position, step) {
   const several = chosenHeads.length > 1, longest = Math.max(...found.map((known) => known.interval));
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
-  if (at !== step) facts.push([`stored at step ${at}`, "attention and score are stored every few steps"]);
-  facts.push(
-    ["attention", number(mean) + (several ? `, mean of the ${found.length} heads that had it` : "")],
-    ["score", several ? "of one layer and head only" : score(found[0].score)],
-  );
+  const then = at === step ? "" : `, last stored at step ${at}`;
+  facts.push([`attention${then}`, number(mean) + (several ? `, mean of the ${found.length} heads that had it; choose a layer and a head for its score` : "")]);
+  if (!several) facts.push([`score${then}`, score(found[0].score)]);
   if (!/lazy_eviction|raas/.test(run.method)) return facts; // no other method uses these
   const last = Math.max(...found.map((known) => known.stamp));
   facts.push(
@@ -578,7 +576,7 @@ function theme() {
 }
 
 const narrow = innerWidth < 720;
-if (narrow && !asked.has("embed")) find("options").open = false;
+if (narrow && !asked.has("embed")) find("options").open = find("colours").open = false;
 document.documentElement.dataset.theme = theme();
 document.documentElement.classList.toggle("embedded", asked.has("embed"));
 const program = runs.some(isProgram);

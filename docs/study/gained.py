@@ -1,0 +1,199 @@
+"""What eviction gained where it was measured: a sorted dot plot that a phone's page holds.
+
+Each dot is tokens per second over those of the full cache in the same machinery.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import product
+from typing import Any
+
+from kvlab.fast.lab.drawing import Picture
+from study.benchmarks import CONTROL, with_speeds
+from study.main_result import BLUE, GREY, text
+from study.stored import plain_name, stored_file
+
+WIDTH, ROW = 390, 16
+"""Pixels: a phone's width, and a method."""
+LEFT, LENGTH = 130, 204
+"""Where the axis begins, and how long it is."""
+ENDS, TICKS = (0.8, 6), (1, 1.5, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A method's tokens per second, as a multiple of the full cache's."""
+
+    method: str
+    median: float
+    low: float
+    """Of the rounds."""
+    high: float
+    limit: float | None = None
+    """What bytes alone allow, where they are the limit."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was measured in one machinery."""
+
+    lines: Sequence[str]
+    gains: Sequence[Gain]
+
+
+def on_the_h200(part: str, methods: Sequence[str], **asked: Any) -> list[Gain]:
+    """Return gains without CUDA graphs; its rounds are no pairs, so all of them are compared."""
+    rows = [
+        row
+        for row in stored_file("benchmarks/end-to-end-gpu")["parts"][part]
+        if not row["graphed"] and asked.items() <= row.items()
+    ]
+    (full,) = (row for row in rows if row["method"] == "full")
+    gains = []
+    for row in rows:
+        if row["method"] in methods:
+            texts = row["batch"] / full["batch"]
+            ratios = [
+                texts * its / mine
+                for its, mine in product(full["ms_per_token"], row["ms_per_token"])
+            ]
+            median = row["tokens_per_second"] / full["tokens_per_second"]
+            limit = texts * full["must_bytes"] / row["must_bytes"]
+            gains.append(Gain(row["method"], median, min(ratios), max(ratios), limit))
+    return gains
+
+
+def on_a_cpu() -> list[Gain]:
+    """Return gains of SmolLM2 in transformers over kvlab's full cache, round by round."""
+    rows = {
+        row["name"]: row["tokens_per_second"]
+        for row in stored_file("benchmarks/decode-smollm2-rounds-cpu")["parts"]["real"]
+    }
+    full = rows.pop("kvlab full")
+    mine = {name.removeprefix("kvlab "): x for name, x in rows.items() if name.startswith("kvlab")}
+    return [
+        of_rounds(name, [a / b for a, b in zip(found, full, strict=True)])
+        for name, found in mine.items()
+    ]
+
+
+def in_vllm(share: float) -> list[Gain]:
+    """Return gains of SmolLM2 in vLLM over its full cache with as much memory, round by round."""
+    rows = with_speeds(stored_file("vllm_in_blocks"), "1024")
+    return [
+        of_rounds(row["method"].partition("@")[0], row["rounds"])
+        for row in rows
+        if row["share"] == share and "full" not in row["method"] and row["method"] != CONTROL
+    ]
+
+
+def of_rounds(method: str, ratios: Sequence[float]) -> Gain:
+    """Return the gain of rounds that were paired."""
+    return Gain(method, statistics.median(ratios), min(ratios), max(ratios))
+
+
+def settings() -> Mapping[str, Sequence[Setting]]:
+    """Return what was measured, by what eviction spares."""
+    few, most = ("h2o", "caote:h2o"), ("lazy_eviction", "snapkv")
+    vllm = "SmolLM2 in vLLM, CPU, texts of 1,152 tokens:"
+    return {
+        "Same memory, more texts": (
+            Setting(
+                ("8B shape, H200, no CUDA graph, 4,096 tokens:", "58 and 60 texts, 15 full caches"),
+                on_the_h200("equal_memory", most),
+            ),
+            Setting((vllm, "memory for one full cache: 4 texts at once, not 1"), in_vllm(0.25)),
+        ),
+        "As many texts, less to read": (
+            Setting(("SmolLM2, CPU, one text of 2,048 tokens",), on_a_cpu()),
+            Setting((vllm, "memory for all 4 full caches"), in_vllm(1.0)),
+            Setting(
+                ("8B shape, H200, no CUDA graph, one text", "of 32,768 tokens"),
+                on_the_h200("one_text", few, prompt=32_768),
+            ),
+        ),
+    }
+
+
+def drawn_gains() -> Picture:
+    """Draw every gain as a dot, between its rounds, those of a setting sorted."""
+    y, parts, told = 14, [], []
+    parts.append(text(0, y, "Measured: tokens per second, × the full cache's", "bold"))
+    y += 20
+    parts += axis(y)
+    parts.append(text(0, y, "thick line: the full cache", size=11))
+    for heading, found in settings().items():
+        y += 26
+        parts.append(text(0, y, heading, "bold"))
+        for setting in found:
+            y += 7
+            for line in setting.lines:
+                y += 15
+                parts.append(text(0, y, line, size=11.5))
+            top = y + 3
+            rows = []
+            for gain in sorted(setting.gains, key=lambda each: -each.median):
+                y += ROW
+                rows += row(y, gain)
+                limit = f", at most {gain.limit:.2f} by bytes" if gain.limit else ""
+                told.append(f"{gain.method} {gain.median:.2f}{limit} ({' '.join(setting.lines)})")
+            parts += [*lines(top, y + 4), *rows]
+    y += 16
+    parts += axis(y)
+    y += 6
+    for line in (
+        "Dot: median; bar: from the lowest to the highest round.",
+        "Ring: what bytes alone allow, on the GPU. A quarter of the",
+        "entries is kept. 8B shape: Llama-3.1-8B's, random weights.",
+    ):
+        y += 15
+        parts.append(text(0, y, line, size=11.5))
+    description = f"Tokens per second over the full cache's: {'; '.join(told)}."
+    return Picture(
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {y + 8}" '
+        f'aria-label="{escape(description)}" fill="currentColor" font-family="sans-serif" '
+        f'style="width: 100%; max-width: {1.25 * WIDTH:.0f}px; height: auto">'
+        f"{''.join(parts)}</svg>",
+        description,
+    )
+
+
+def place(gain: float) -> float:
+    """Return where a gain stands on the axis: as far right as it is many times as large."""
+    low, high = (math.log(x) for x in ENDS)
+    return LEFT + LENGTH * (math.log(gain) - low) / (high - low)
+
+
+def axis(y: float) -> list[str]:
+    """Write the numbers of the axis."""
+    return [text(place(x) - 3 * len(f"{x:g}"), y, f"{x:g}", size=11) for x in TICKS]
+
+
+def lines(top: float, bottom: float) -> Iterator[str]:
+    """Draw the lines of the axis behind a setting: that of the full cache is the thickest."""
+    for tick in TICKS:
+        opacity, width = (0.7, 1.2) if tick == 1 else (0.13, 1)
+        yield (
+            f'<path d="M{place(tick):.1f} {top}V{bottom}" stroke="currentColor" '
+            f'stroke-opacity="{opacity}" stroke-width="{width}"/>'
+        )
+
+
+def row(y: float, gain: Gain) -> Iterator[str]:
+    """Draw a method's dot, blue if all its rounds lie above the full cache, and write it."""
+    middle, colour = y - 4, BLUE if gain.low > 1 else GREY
+    yield text(8, y, escape(plain_name(gain.method)), size=12)
+    yield (
+        f'<path d="M{place(gain.low):.1f} {middle}H{place(gain.high):.1f}" stroke="{colour}" '
+        'stroke-width="2.5" stroke-opacity="0.6"/>'
+    )
+    yield f'<circle cx="{place(gain.median):.1f}" cy="{middle}" r="4" fill="{colour}"/>'
+    if gain.limit:
+        yield (
+            f'<circle cx="{place(gain.limit):.1f}" cy="{middle}" r="4.5" fill="none" '
+            'stroke="currentColor" stroke-width="1.3"/>'
+        )
+    yield text(LEFT + LENGTH + 10, y, f"{gain.median:.2f} ×", size=12)
