@@ -62,7 +62,6 @@ TABLES = {
     "agreement": (agreement, "`{}`"),
     "gains": (gains, "`{}`"),
     "needles": (needles, "`{}`"),
-    "devices": (pays.devices, "{}"),
     "planned": (pays.beside_the_planner, "`{}`"),
     "papers": (study_map.papers, "`{}`"),
     "apart": (study_map.told_apart, "{}"),

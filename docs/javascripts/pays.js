@@ -7,44 +7,51 @@
   const [memory, speed] = answer.querySelectorAll("p"), code = answer.querySelector("code");
 
   const counted = (number) => Math.round(number).toLocaleString("en-US");
-  const gigabytes = (bytes) => `${(bytes / 1e9).toPrecision(bytes < 1e9 ? 2 : 3)} GB`;
+  const gigabytes = (bytes) => `${bytes < 1e11 ? (bytes / 1e9).toPrecision(bytes < 1e9 ? 2 : 3) : counted(bytes / 1e9)} GB`;
   const times = (gain) => `${gain.toFixed(2)} ×`;
   const texts = (number) => `${counted(number)} ${number === 1 ? "text" : "texts"}`;
 
   /** Say a gain: the number first. */
-  function say(paragraph, gain, told) {
+  function say(paragraph, gain, told = "") {
     const strong = document.createElement("strong");
     strong.textContent = gain;
     paragraph.replaceChildren(strong, ` ${told}`);
   }
 
   /** How many texts fit, whole and evicted, and what that gains at most. */
-  function sayMemory({ shape, device, each, kept, percent }) {
-    const room = memoryShare * device.memory - shape.weights;
-    const whole = Math.floor(room / each), evicted = Math.floor(room / (each * kept));
-    if (room <= 0) return say(memory, "Same memory:", `the weights (${gigabytes(shape.weights)}) do not fit in an ${device.name}.`);
-    if (!whole) return say(memory, "Same memory:", `one full cache does not fit; with ${percent}\u00a0% of the entries ${texts(evicted)} do.`);
+  function sayMemory({ shape, device, each, kept, whole, evicted, share }) {
+    if (device.room <= 0) return say(memory, `The weights, ${gigabytes(shape.weights)}, do not fit.`);
+    if (!whole) return say(memory, "Not one full cache fits.", evicted ? `With ${share} of the entries ${texts(evicted)} fit.` : `Nor does one text with ${share} of the entries.`);
     const gain = evicted / whole * (shape.read + whole * each) / (shape.read + evicted * each * kept);
     say(memory, `Same memory: at most ${times(gain)} the tokens per second.`,
-      `${device.name} holds ${texts(whole)} with full caches, ${texts(evicted)} with ${percent}\u00a0% of the entries.`);
+      `${device.name} holds ${texts(whole)} with full caches, ${texts(evicted)} with ${share} of the entries.`);
   }
 
-  /** What a step gains at most with as many texts. */
-  function saySpeed({ shape, each, batch, kept }) {
+  /** What a step gains at most with as many texts, where all fit with full caches. */
+  function saySpeed({ shape, each, batch, kept, whole }) {
     const full = each * batch, gain = (shape.read + full) / (shape.read + kept * full);
+    if (!whole) return speed.replaceChildren();
+    if (batch > whole) return say(speed, "As many texts: nothing to compare.", `Full caches of ${texts(batch)} do not fit.`);
     say(speed, `As many texts: at most ${times(gain)}.`,
       `A step reads ${gigabytes(shape.read)} of weights and ${gigabytes(full)} of cache, after eviction ${gigabytes(kept * full)}.`);
   }
 
   function write() {
-    if (!form.checkValidity()) return;
+    code.parentElement.hidden = !form.checkValidity();
+    if (code.parentElement.hidden) {
+      speed.replaceChildren();
+      return say(memory, "A field is empty or out of range.", "Texts are whole numbers from 1 on, tokens from 16 on, percent from 1 to 100.");
+    }
     const given = Object.fromEntries(new FormData(form));
-    const tokens = Number(given.tokens), batch = Number(given.batch), percent = Number(given.percent);
-    const shape = shapes[given.model], wish = { shape, device: devices[given.gpu], each: shape.token * tokens, batch, kept: percent / 100, percent };
+    const tokens = Number(given.tokens), batch = Number(given.batch), kept = Number(given.percent) / 100;
+    const shape = shapes[given.model], each = shape.token * tokens, device = { ...devices[given.gpu] };
+    device.room = memoryShare * device.memory - shape.weights;
+    const fit = (bytes) => Math.max(0, Math.floor(device.room / bytes));
+    const wish = { shape, device, each, batch, kept, whole: fit(each), evicted: fit(each * kept), share: `${given.percent}\u00a0%` };
     sayMemory(wish);
     saySpeed(wish);
-    const prompt = Math.max(1, Math.floor(tokens / 8));
-    code.textContent = `kvlab plan --model ${given.model} --gpu ${given.gpu} --prompt ${prompt} --length ${tokens - prompt} --batch ${batch} --budget ${percent}%`;
+    const prompt = Math.floor(tokens / 8);
+    code.textContent = `kvlab plan --model ${given.model} --gpu ${given.gpu} --prompt ${prompt} --length ${tokens - prompt} --batch ${batch} --budget ${given.percent}%`;
   }
 
   form.addEventListener("input", write);

@@ -41,7 +41,11 @@
   }
 
   function write() {
-    if (!form.checkValidity()) return;
+    code.parentElement.hidden = !form.checkValidity();
+    if (code.parentElement.hidden) {
+      fits.textContent = "A field is empty or out of range: tokens are whole numbers from 16 on, texts and MiB from 1 on.";
+      return;
+    }
     const given = Object.fromEntries(new FormData(form));
     const model = given.model.trim() || "MODEL", tokens = Number(given.tokens);
     const chosen = cases.find((each) => each.dataset.case === given.case);

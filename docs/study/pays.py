@@ -104,27 +104,6 @@ def h2o_on_the_h200() -> list[dict[str, Any]]:
     return [row for row in rows if row["method"] == "h2o" and row["graphed"]]
 
 
-def devices(length: str) -> Table:
-    """List what bytes cost on each device, and how many texts fit, whole and to a quarter."""
-    tokens, shape = int(length), SHAPES[MODEL]
-
-    def fits(spec: str, gpu: str) -> int:
-        prompt = tokens // 8
-        return planned(spec, prompt, tokens - prompt, 1, tokens // 4, gpu).largest_batch
-
-    columns = (
-        Column("device", lambda name: HARDWARE[name].name),
-        Column("TB/s", lambda name: HARDWARE[name].bandwidth / 1e12, ".2f"),
-        Column("weights, ms", lambda x: 1e3 * weights_read(shape) / HARDWARE[x].bandwidth, ".1f"),
-        Column(
-            "10,000 entries, ms", lambda x: 1e7 * shape.token_bytes / HARDWARE[x].bandwidth, ".2f"
-        ),
-        Column("texts, full", lambda name: fits("full", name), ","),
-        Column("texts, a quarter", lambda name: fits("streaming_llm", name), ","),
-    )
-    return tabulate([*HARDWARE], columns)
-
-
 def misses() -> Iterator[dict[str, Any]]:
     """Yield every row of a whole model on the H200 with what the planner says."""
     stored = stored_file("benchmarks/end-to-end-gpu")["parts"]

@@ -443,7 +443,7 @@ function tellAbout(run, chosenHeads, position, step) {
   const several = chosenHeads.length > 1, longest = Math.max(...found.map((known) => known.interval));
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
-  const then = at === step ? "" : `, last stored at step ${at}`;
+  const then = at === step ? "" : `, last recorded at step ${at}`;
   facts.push([`attention${then}`, number(mean) + (several ? `, mean of the ${found.length} heads that had it; choose a layer and a head for its score` : "")]);
   if (!several) facts.push([`score${then}`, score(found[0].score)]);
   if (!/lazy_eviction|raas/.test(run.method)) return facts; // no other method uses these
@@ -583,7 +583,7 @@ const program = runs.some(isProgram);
 find("about").textContent = [
   `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each ${narrow ? "panel" : "column"}.`,
   "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
-  program ? "Sums keep the last digit. L<c>: the line whose number c holds. Some words, such as “, then”, are one token." : "",
+  program ? "Sums keep the last digit. L<c>: the line whose number c holds. Words such as “, then” or “= b” are written here for one token, “.”." : "",
   "Press Play or pull the slider; point at a token, or tap it, to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
