@@ -64,7 +64,7 @@ def draw() -> Picture:
     counted = len(full.results)
     for line in (
         f"{counted} held-out programs, {entries} entries, a decision at every token.",
-        "The embedded model has 0.8 million parameters.",
+        "The model, trained to run them, has 0.8 million parameters.",
         "Brackets: 95 % intervals.",
     ):
         y += 22 if line.startswith(str(counted)) else 15

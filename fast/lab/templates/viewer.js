@@ -587,7 +587,7 @@ find("about").textContent = [
   "Press Play or pull the slider; point at a token, or tap it, to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
-find("made").textContent = `A token counts as activated from attention ${timeline.threshold} on. Made by kvlab ${timeline.kvlab}.`;
+find("made").textContent = `Made by kvlab ${timeline.kvlab}.`;
 fill(find("layer"), runs[0].layers.length, (index) => runs[0].layers[index]);
 fill(find("head"), runs[0].kv_heads, (index) => index);
 
