@@ -57,10 +57,11 @@ def form() -> str:
         '<form id="kvlab-pays" class="kvlab-form" style="--kvlab-field: 8rem" hidden>'
         f'<label>Model<select name="model">{models}</select></label>'
         f'<label>Device<select name="gpu">{gpus}</select></label>'
-        '<label>Tokens of a text<input name="tokens" type="number" min="16" value="32768"></label>'
-        '<label>Texts at once<input name="batch" type="number" min="1" value="4"></label>'
-        '<label>Entries kept, %<input name="percent" type="number" min="1" max="100" value="25">'
-        "</label></form>\n"
+        '<label>Tokens of a text<input name="tokens" type="number" required min="16" '
+        'value="32768"></label>'
+        '<label>Texts at once<input name="batch" type="number" required min="1" value="4"></label>'
+        '<label>Entries kept, %<input name="percent" type="number" required min="1" '
+        'max="100" value="25"></label></form>\n'
         '<div id="kvlab-paid" class="kvlab-answer" aria-live="polite" hidden><p></p><p></p>'
         "<pre><code></code></pre></div>\n"
         f'<script type="application/json" id="kvlab-sizes">{json.dumps(given)}</script>\n'

@@ -72,10 +72,10 @@ def form() -> str:
         'value="smollm2" spellcheck="false" autocomplete="off"></label>'
         f'<label>Its sizes are those of<select name="sizes">{sizes}'
         "<option value=''>another model</option></select></label>"
-        '<label>Tokens of a text, with its answer<input name="tokens" type="number" min="16" '
-        'value="4096"></label>'
-        '<label>Texts at once<input name="texts" type="number" min="1" value="1"></label>'
-        '<label>MiB of memory for their caches<input name="memory" type="number" min="1" '
+        '<label>Tokens of a text, with its answer<input name="tokens" type="number" required '
+        'min="16" value="4096"></label>'
+        '<label>Texts at once<input name="texts" type="number" required min="1" value="1"></label>'
+        '<label>MiB of memory for their caches<input name="memory" type="number" required min="1" '
         'step="any" value="32"></label>'
         f"<fieldset><legend>What may be lost?</legend>{lost}</fieldset></form>\n"
         '<div id="kvlab-answer" class="kvlab-answer" aria-live="polite" hidden><p></p>'

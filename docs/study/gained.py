@@ -107,7 +107,7 @@ def settings() -> Mapping[str, Sequence[Setting]]:
             Setting(("SmolLM2, CPU, one text of 2,048 tokens",), on_a_cpu()),
             Setting((vllm, "memory for all 4 full caches"), in_vllm(1.0)),
         ),
-        "H200, no CUDA graph: launching takes most of the time": (
+        "H200, no CUDA graph: mostly launching, so noisy": (
             Setting(
                 (
                     "60 texts of 4,096 tokens (SnapKV 58) against 15 full",
@@ -149,7 +149,7 @@ def drawn_gains() -> Picture:
     for line in (
         "Dot: median; bar: from the lowest to the highest round.",
         "Blue: all rounds beat the full cache. Ring: by bytes alone;",
-        "times of launches vary by more. A quarter of the entries is",
+        "noise can exceed it. A quarter of the entries is",
         "kept. On the H200: Llama-3.1-8B's shape, random weights.",
     ):
         y += 15

@@ -63,9 +63,9 @@ def draw() -> Picture:
             told.append(f"{name} with {heading} {written(share)}")
     counted = len(full.results)
     for line in (
-        f"{counted} held-out programs, {entries} entries, a decision at every token.",
+        f"{counted} held-out programs; half of the entries: {entries}.",
         "The model, trained to run them, has 0.8 million parameters.",
-        "Brackets: 95 % intervals.",
+        "A decision at every token. Brackets: 95 % intervals.",
     ):
         y += 22 if line.startswith(str(counted)) else 15
         parts.append(text(0, y, line, size=11.5))

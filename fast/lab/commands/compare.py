@@ -100,7 +100,7 @@ def compare(
             play_first(sweep, read_methods(play))
     many, started = counted(problems, "problem"), time.perf_counter()
     title = f"{many}: {sweep.tasks[0]}\n"
-    shown = f"{many} like this; the site's are longer, their budgets larger" if play else title
+    shown = f"{many} like this; docs/results.md has longer ones" if play else title
     rows = RowPrinter(layout_of(sweep), shown, not json, held=not table)
     found = run_shown(sweep, rows, workers or _workers(sweep))
     seconds = time.perf_counter() - started

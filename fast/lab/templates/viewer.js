@@ -375,8 +375,9 @@ class Pane {
   // Scrolls the text alone: scrollIntoView would move the page around a frame, too.
   reveal(position) {
     const span = this.spans[position], box = this.text, above = span.offsetTop - box.scrollTop;
-    if (above >= 0 && above + 40 <= box.clientHeight) return;
-    box.scrollTop = span.offsetTop - box.clientHeight / 2;
+    const fits = span.offsetTop + 40 <= box.clientHeight; // then both columns begin with their first line
+    if (fits ? !box.scrollTop : above >= 0 && above + 40 <= box.clientHeight) return;
+    box.scrollTop = fits ? 0 : span.offsetTop - box.clientHeight / 2;
     this.scan(); // what comes into view is right at once
   }
 
@@ -444,7 +445,7 @@ function tellAbout(run, chosenHeads, position, step) {
   const mean = found.reduce((sum, known) => sum + known.attention, 0) / found.length;
   const at = found[0].step;
   const then = at === step ? "" : `, last recorded at step ${at}`;
-  facts.push([`attention${then}`, number(mean) + (several ? `, mean of the ${found.length} heads that had it; choose a layer and a head for its score` : "")]);
+  facts.push([`attention${then}`, number(mean) + (several ? `, mean of the ${found.length === 1 ? "one head" : `${found.length} heads`} that had it; choose a layer and a head for its score` : "")]);
   if (!several) facts.push([`score${then}`, score(found[0].score)]);
   if (!/lazy_eviction|raas/.test(run.method)) return facts; // no other method uses these
   const last = Math.max(...found.map((known) => known.stamp));
@@ -583,7 +584,7 @@ const program = runs.some(isProgram);
 find("about").textContent = [
   `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each ${narrow ? "panel" : "column"}.`,
   "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
-  program ? "Sums keep the last digit. L<c>: the line whose number c holds. Words such as “, then” or “= b” are written here for one token, “.”." : "",
+  program ? "Sums keep the last digit. L<c>: the line whose number c holds. The program is spelled out: the model reads each “, then”, “to” or “= b” as a single “.”." : "",
   "Press Play or pull the slider; point at a token, or tap it, to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
