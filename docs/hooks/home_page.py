@@ -133,7 +133,7 @@ def played() -> str:
         '  title="What two methods keep of a generation, token by token"></iframe>'
     )
     parts = [f"{told(first)} [On a page of its own]({first.name}).", frame, still("h2o")]
-    parts += [f"[Another page]({page.name}): {told(page)}" for page in others]
+    parts += [f"{told(page)} [Its page]({page.name})." for page in others]
     return "\n\n".join(parts)
 
 

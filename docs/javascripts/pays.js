@@ -24,7 +24,7 @@
     if (!whole) return say(memory, "Not one full cache fits.", evicted ? `With ${share} of the entries ${texts(evicted)} fit.` : `Nor does one text with ${share} of the entries.`);
     const gain = evicted / whole * (shape.read + whole * each) / (shape.read + evicted * each * kept);
     say(memory, `Same memory: at most ${times(gain)} the tokens per second.`,
-      `${device.name} holds ${texts(whole)} with full caches, ${texts(evicted)} with ${share} of the entries.`);
+      `${device.name} holds ${texts(whole)} with full caches, ${texts(evicted)} with ${share} of the entries (whole texts).`);
   }
 
   /** What a step gains at most with as many texts, where all fit with full caches. */
@@ -33,7 +33,7 @@
     if (!whole) return speed.replaceChildren();
     if (batch > whole) return say(speed, "As many texts: nothing to compare.", `Full caches of ${texts(batch)} do not fit.`);
     say(speed, `As many texts: at most ${times(gain)}.`,
-      `A step reads ${gigabytes(shape.read)} of weights and ${gigabytes(full)} of cache, after eviction ${gigabytes(kept * full)}.`);
+      `At its last token a step reads ${gigabytes(shape.read)} of weights and ${gigabytes(full)} of cache, after eviction ${gigabytes(kept * full)}.`);
   }
 
   function write() {

@@ -107,7 +107,7 @@ def settings() -> Mapping[str, Sequence[Setting]]:
             Setting(("SmolLM2, CPU, one text of 2,048 tokens",), on_a_cpu()),
             Setting((vllm, "memory for all 4 full caches"), in_vllm(1.0)),
         ),
-        "H200, no CUDA graph: mostly launching, so noisy": (
+        "H200, no CUDA graph: launching takes most time": (
             Setting(
                 (
                     "60 texts of 4,096 tokens (SnapKV 58) against 15 full",
@@ -149,8 +149,8 @@ def drawn_gains() -> Picture:
     for line in (
         "Dot: median; bar: from the lowest to the highest round.",
         "Blue: all rounds beat the full cache. Ring: by bytes alone;",
-        "noise can exceed it. A quarter of the entries is",
-        "kept. On the H200: Llama-3.1-8B's shape, random weights.",
+        "the noise of launching can exceed it. Kept: a quarter of",
+        "the entries. H200: Llama-3.1-8B's shape, random weights.",
     ):
         y += 15
         parts.append(text(0, y, line, size=11.5))

@@ -318,7 +318,7 @@ class Pane {
     const all = [...Array(this.run.layers.length * this.run.kv_heads).keys()];
     const losers = all.filter((head) => lost.some((at) => this.run.state(head, at, this.failing).state === GONE));
     this.failure.replaceChildren(jump, ` The full cache writes ${quoted(shown)}`
-      + (lost.length ? `: there a head gives ${Math.round(100 * attention[0])} % of its attention to ${isProgram(this.run) ? lost.map(named).join(" or ") : between(this.run, lost)}. Here ${losers.length} of ${all.length} heads, this one too, had lost ${lost.length > 1 ? "some of it" : "it"}.` : "."));
+      + (lost.length ? `: there a head gives ${Math.round(100 * attention[0])} % of its attention to ${isProgram(this.run) ? lost.map(named).join(" or ") : between(this.run, lost)}. Here, at step ${this.failing}, ${losers.length} of ${all.length} heads, this one too, had lost ${lost.length > 1 ? "some of it" : "it"}.` : "."));
   }
 
   paint() {
@@ -562,8 +562,9 @@ function legend() {
   const drawn = panes.flatMap((pane) => pane.run ?? []);
   lastStep = Math.max(...drawn.map((run) => run.steps.length)) - 1;
   find("step").max = lastStep;
-  const entries = [...HUES.entries()].filter(([each]) => drawn.some((run) =>
-    run.states.some(([keys], index) => index !== GONE && keys && hue(run.bits[index]) === each)));
+  const stored = drawn.flatMap((run) => run.states.flatMap(([keys], index) => (index !== GONE && keys ? hue(run.bits[index]) : [])));
+  // Heads with 16 and 2 bit have the hue between.
+  const entries = [...HUES.entries()].filter(([each]) => Math.min(...stored) <= each && each <= Math.max(...stored));
   const parts = entries.map(([each, words]) => [`t h${each} l8`, entries.length > 1 ? `kept at ${each ? "about " : ""}${words}` : "kept"]);
   parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"], ["t h0 l3 n", "evicted at this step by some heads"]);
   if (drawn.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "needed, and lost by some heads"]);
@@ -584,7 +585,7 @@ const program = runs.some(isProgram);
 find("about").textContent = [
   `${program ? "A small model runs a program" : `What ${timeline.model} ${runs.some((run) => run.prompt < run.texts.length) ? "reads and writes" : "reads"}`}, under one method in each ${narrow ? "panel" : "column"}.`,
   "Green: every head has the token's key and value in its KV cache. Paler: some heads have evicted them. Struck out: all have.",
-  program ? "Sums keep the last digit. L<c>: the line whose number c holds. The program is spelled out: the model reads each “, then”, “to” or “= b” as a single “.”." : "",
+  program ? "Sums keep the last digit. L<c>: the line whose number c holds. Each token is written as what it means: “, then” is a “.” to the model." : "",
   "Press Play or pull the slider; point at a token, or tap it, to see what is known of it.",
   runs.some((run) => run.failure) ? "The page opens where an answer turns wrong." : "",
 ].filter(Boolean).join(" ");
