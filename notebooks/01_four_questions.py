@@ -58,7 +58,9 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
     written = generate(model, policy, prompt, 192, stop=stop)
     text = tokenizer.decode(list(written.tokens), skip_special_tokens=False)
     steps, until = jumps.grade(problem, text).correct_steps, until_mistake(written.tokens)
-    mistaken[spec], end = len(prompt) + len(until) - 1, tokenizer.decode(list(until[-12:]))
+    mistaken[spec] = len(prompt) + len(until) - 1
+    read = jumps.read_tokens([tokenizer.id_to_token(int(token)) for token in (*prompt, *until)])
+    end = "".join(read[-12:]).replace("\n", "; ").strip()
     print(f"{spec:14} {len(written.session.caches[0])} entries, {steps:2} steps right: … {end}")
 
 # %% [markdown]
