@@ -19,7 +19,6 @@ from kvlab.reference.simulator.recorder import record_generation, record_replay,
 from kvlab.reference.simulator.timeline import Run, Timeline, against, thinned, write
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
-from kvlab.reference.tasks.jumps import SIZES
 from kvlab.reference.transformer import Transformer, end_of_text, load_tokenizer
 
 PAGE = 2**18
@@ -107,7 +106,7 @@ def record_methods(
 
 def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
     """Let an embedded model run a short held-out jump program, and grade what it writes."""
-    problem = jumps.held_out(number + 1, size=SIZES[250])[number]
+    problem = jumps.held_out(number + 1, size=jumps.SIZES[250])[number]
     return text_source(
         problem.prompt,
         embedded_directory("jumps"),

@@ -113,7 +113,8 @@ class Run:
     failure: dict[str, Any] | None = None
     """``position`` of the first token that is not the full cache's, the text ``expected`` there,
     and positions ``lost`` by heads that attended to them in the full cache, the most read first,
-    with the largest ``attention`` of such a head to each."""
+    with the largest ``attention`` of such a head to each, and the ``head`` of the largest of
+    all: index of the layer, KV head."""
 
     @property
     def read(self) -> int:
@@ -156,15 +157,15 @@ def against(run: Run, full: Run) -> Run:
     if position is None:
         return run
     step = run.step_before(position)
-    read = np.zeros(position)  # largest attention of heads that had lost an entry before the step
-    for each in full.snapshots:
-        if each.step == step:
-            gone = run.stored(step - 1)[each.layer, :, :position] == GONE
-            gone[:, run.steps[step - 1] :] = False
-            read = np.maximum(read, (each.attention * gone).max(axis=0))
+    attention = [each.attention for each in full.snapshots if each.step == step]
+    gone = run.stored(step - 1)[..., :position] == GONE
+    gone[..., run.steps[step - 1] :] = False
+    seen = gone * attention
+    read = seen.max(axis=(0, 1))
     lost = [p for p in np.argsort(-read)[:MOST_LOST].tolist() if read[p] > LOOK]
     failure = {"position": position, "expected": full.texts[position], "lost": lost}
-    return replace(run, failure=failure | {"attention": read[lost].tolist()})
+    head = np.argwhere(seen == max(read))[0, :2].tolist()
+    return replace(run, failure=failure | {"attention": read[lost].tolist(), "head": head})
 
 
 def values_in(snapshots: Iterable[Snapshot]) -> int:

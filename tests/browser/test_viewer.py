@@ -21,7 +21,8 @@ def recorded(tokens=41, budget=16, texts=None, layers=2):
     trace = noise(layers=layers, t=tokens, d=4, prompt=tokens // 4)
     texts = texts or [WORDS[n % len(WORDS)] for n in range(tokens)]
     runs = [record_replay(trace, texts, methods.get(spec, budget)) for spec in ("h2o", "tova")]
-    failure = {"position": tokens // 2, "expected": EVIL, "lost": [3, 5], "attention": [0.5, 0.1]}
+    read = {"lost": [3, 5], "attention": [0.5, 0.1], "head": [0, 0]}
+    failure = {"position": tokens // 2, "expected": EVIL, **read}
     return Timeline("noise", 0.01, (runs[0], replace(runs[1], failure=failure)))
 
 
@@ -122,15 +123,15 @@ def test_the_page_opens_where_the_text_turns_wrong(opened):
 def test_keys_move_and_play(opened):
     found = recorded(2000, layers=1)  # played in minutes: the end does not come first
     page = opened(found)
-    page.locator("body").press("Home")
+    page.keyboard.press("Home")
     assert page.input_value("#step") == "0"
-    page.locator("body").press("ArrowRight")
-    page.locator("body").press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
     assert page.input_value("#step") == "2"
-    page.locator("body").press("End")
+    page.keyboard.press("End")
     assert page.input_value("#step") == str(len(found.runs[0].steps) - 1)
-    page.locator("body").press("Home")
-    page.locator("body").press(" ")
+    page.keyboard.press("Home")
+    page.keyboard.press(" ")
     assert page.get_attribute("#play", "aria-pressed") == "true"
     page.wait_for_function("() => Number(document.getElementById('step').value) > 1")
     page.locator("#step").press(" ")
@@ -143,7 +144,7 @@ def test_choosing_a_token_tells_its_state(opened):
     page = opened(found)
     page.select_option("#layer", "0")
     page.select_option("#head", "1")
-    page.locator("body").press("End")
+    page.keyboard.press("End")
     last = len(run.steps) - 1
     gone = int((run.stored(last)[0, 1] == GONE).nonzero()[0][0])
     step = next(n for n in range(last + 1) if run.steps[n] > gone and not run.stored(n)[0, 1, gone])

@@ -311,14 +311,14 @@ class Pane {
       this.failure.textContent = this.run.solved ? "✓ It writes what the full cache writes." : "";
       return;
     }
-    const { position, lost, attention, shown } = this.run.failure, named = (at) => quoted(this.run.shown[at]) + placeOf(this.run, at);
+    const { position, lost, attention, head, shown } = this.run.failure, named = (at) => quoted(this.run.shown[at]) + placeOf(this.run, at);
     this.failing = Math.min(this.run.steps.length - 1, firstFrom(this.run.steps, position + 1)); // the step that read it
     const jump = element("button", "", `✗ First wrong token: ${named(position)}`);
     jump.onclick = () => goTo(this.failing);
     const all = [...Array(this.run.layers.length * this.run.kv_heads).keys()];
     const losers = all.filter((head) => lost.some((at) => this.run.state(head, at, this.failing).state === GONE));
     this.failure.replaceChildren(jump, ` The full cache writes ${quoted(shown)}`
-      + (lost.length ? `: there a head gives ${Math.round(100 * attention[0])} % of its attention to ${isProgram(this.run) ? lost.map(named).join(" or ") : between(this.run, lost)}. Here, at step ${this.failing}, ${losers.length} of ${all.length} heads, this one too, had lost ${lost.length > 1 ? "some of it" : "it"}.` : "."));
+      + (lost.length ? `: there KV head ${head[1]} of layer ${this.run.layers[head[0]]} gives ${Math.round(100 * attention[0])} % of its attention to ${isProgram(this.run) ? lost.map(named).join(" or ") : between(this.run, lost)}. Here, at step ${this.failing}, ${losers.length} of ${all.length} heads, this one too, had lost ${lost.length > 1 ? "some of it" : "it"}.` : "."));
   }
 
   paint() {
