@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any
 
 from kvlab.fast.lab.drawing import Picture
-from study.benchmarks import CONTROL, with_speeds
 from study.main_result import BLUE, GREY, text
+from study.speeds import at_once_in_blocks, in_blocks
 from study.stored import plain_name, stored_file
 
 WIDTH, ROW = 390, 16
@@ -21,6 +21,12 @@ WIDTH, ROW = 390, 16
 LEFT, LENGTH = 130, 204
 """Where the axis begins, and how long it is."""
 ENDS, TICKS = (0.8, 6), (1, 1.5, 2, 3, 4, 5)
+LEGEND = (
+    "Dot: median; bar: from the lowest to the highest round.",
+    "Blue: all rounds beat the full cache. Ring: by bytes alone;",
+    "the noise of launching can exceed it. Kept: a quarter of",
+    "the entries. H200: Llama-3.1-8B's shape, random weights.",
+)
 
 
 @dataclass(frozen=True)
@@ -44,26 +50,26 @@ class Setting:
     gains: Sequence[Gain]
 
 
-def on_the_h200(part: str, methods: Sequence[str], **asked: Any) -> list[Gain]:
-    """Return gains without CUDA graphs; its rounds are no pairs, so all of them are compared."""
-    rows = [
-        row
-        for row in stored_file("benchmarks/end-to-end-gpu")["parts"][part]
-        if not row["graphed"] and asked.items() <= row.items()
-    ]
-    (full,) = (row for row in rows if row["method"] == "full")
-    gains = []
-    for row in rows:
-        if row["method"] in methods:
-            texts = row["batch"] / full["batch"]
-            ratios = [
-                texts * its / mine
-                for its, mine in product(full["ms_per_token"], row["ms_per_token"])
-            ]
-            median = row["tokens_per_second"] / full["tokens_per_second"]
-            limit = texts * full["must_bytes"] / row["must_bytes"]
-            gains.append(Gain(row["method"], median, min(ratios), max(ratios), limit))
-    return gains
+def on_the_h200(part: str, **asked: Any) -> dict[str, dict[str, Any]]:
+    """Return the rows without CUDA graphs by their methods."""
+    rows = stored_file("benchmarks/end-to-end-gpu")["parts"][part]
+    found = (row for row in rows if not row["graphed"] and asked.items() <= row.items())
+    return {row["method"]: row for row in found}
+
+
+def of_rows(rows: Mapping[str, dict[str, Any]], methods: Sequence[str]) -> list[Gain]:
+    """Return gains over the full cache; rounds are no pairs here, so all of them are compared."""
+    return [of_row(rows[method], rows["full"]) for method in methods]
+
+
+def of_row(row: Mapping[str, Any], full: Mapping[str, Any]) -> Gain:
+    """Return what a row gains, and what its bytes and its number of texts allow."""
+    texts = row["batch"] / full["batch"]
+    rounds = product(full["ms_per_token"], row["ms_per_token"])
+    ratios = [texts * its / mine for its, mine in rounds]
+    median = row["tokens_per_second"] / full["tokens_per_second"]
+    limit = texts * full["must_bytes"] / row["must_bytes"]
+    return Gain(row["method"], median, min(ratios), max(ratios), limit)
 
 
 def on_a_cpu() -> list[Gain]:
@@ -82,12 +88,8 @@ def on_a_cpu() -> list[Gain]:
 
 def in_vllm(share: float) -> list[Gain]:
     """Return gains of SmolLM2 in vLLM over its full cache with as much memory, round by round."""
-    rows = with_speeds(stored_file("vllm_in_blocks"), "1024")
-    return [
-        of_rounds(row["method"].partition("@")[0], row["rounds"])
-        for row in rows
-        if row["share"] == share and "full" not in row["method"] and row["method"] != CONTROL
-    ]
+    rows = (row for row in in_blocks() if row["share"] == share and row["blocks"])
+    return [of_rounds(row["method"].partition("@")[0], row["rounds"]) for row in rows]
 
 
 def of_rounds(method: str, ratios: Sequence[float]) -> Gain:
@@ -97,25 +99,37 @@ def of_rounds(method: str, ratios: Sequence[float]) -> Gain:
 
 def settings() -> Mapping[str, Sequence[Setting]]:
     """Return what was measured, by what eviction spares."""
-    one, many = ("h2o", "caote:h2o"), ("lazy_eviction", "snapkv")
-    vllm = "SmolLM2 in vLLM, CPU, texts of 1,152 tokens:"
+    vllm = stored_file("vllm_in_blocks")["parameters"]
+    tokens, requests = int(vllm["prompts"]) + vllm["written"], vllm["requests"]
+    served = f"SmolLM2 in vLLM, CPU, texts of {tokens:,} tokens:"
+    alone = at_once_in_blocks()
+    read = stored_file("benchmarks/decode-smollm2-rounds-cpu")["parameters"]["prompt"]
+    together, one = on_the_h200("equal_memory"), on_the_h200("one_text", prompt=32_768)
+    texts = {method: row["batch"] for method, row in together.items()}
     return {
         "Same memory, more texts": (
-            Setting((vllm, "memory for one full cache: 4 texts at once, not 1"), in_vllm(0.25)),
+            Setting(
+                (served, f"memory for one full cache: {requests} texts at once, not {alone}"),
+                in_vllm(0.25),
+            ),
         ),
         "As many texts, less to read": (
-            Setting(("SmolLM2, CPU, one text of 2,048 tokens",), on_a_cpu()),
-            Setting((vllm, "memory for all 4 full caches"), in_vllm(1.0)),
+            Setting((f"SmolLM2, CPU, one text of {read:,} tokens",), on_a_cpu()),
+            Setting((served, f"memory for all {requests} full caches"), in_vllm(1.0)),
         ),
         "H200, no CUDA graph: launching takes most time": (
             Setting(
                 (
-                    "60 texts of 4,096 tokens (SnapKV 58) against 15 full",
+                    f"{texts['lazy_eviction']} texts of {together['full']['prompt']:,} tokens "
+                    f"(SnapKV {texts['snapkv']}) against {texts['full']} full",
                     "caches, as much memory once prompts are read",
                 ),
-                on_the_h200("equal_memory", many),
+                of_rows(together, ("lazy_eviction", "snapkv")),
             ),
-            Setting(("one text of 32,768 tokens",), on_the_h200("one_text", one, prompt=32_768)),
+            Setting(
+                (f"one text of {one['full']['prompt']:,} tokens",),
+                of_rows(one, ("h2o", "caote:h2o")),
+            ),
         ),
     }
 
@@ -146,12 +160,7 @@ def drawn_gains() -> Picture:
     y += 16
     parts += axis(y)
     y += 6
-    for line in (
-        "Dot: median; bar: from the lowest to the highest round.",
-        "Blue: all rounds beat the full cache. Ring: by bytes alone;",
-        "the noise of launching can exceed it. Kept: a quarter of",
-        "the entries. H200: Llama-3.1-8B's shape, random weights.",
-    ):
+    for line in LEGEND:
         y += 15
         parts.append(text(0, y, line, size=11.5))
     description = f"Tokens per second over the full cache's: {'; '.join(told)}."
