@@ -12,12 +12,12 @@ from itertools import product
 from typing import Any
 
 from kvlab.fast.lab.drawing import Picture
-from study.main_result import BLUE, GREY, text
+from study.main_result import BLUE, GREY, WIDTH, framed, text
 from study.speeds import at_once_in_blocks, in_blocks
 from study.stored import plain_name, stored_file
 
-WIDTH, ROW = 390, 16
-"""Pixels: a phone's width, and a method."""
+ROW = 16
+"""Pixels of a method."""
 LEFT, LENGTH = 130, 204
 """Where the axis begins, and how long it is."""
 ENDS, TICKS = (0.8, 6), (1, 1.5, 2, 3, 4, 5)
@@ -164,13 +164,7 @@ def drawn_gains() -> Picture:
         y += 15
         parts.append(text(0, y, line, size=11.5))
     description = f"Tokens per second over the full cache's: {'; '.join(told)}."
-    return Picture(
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {y + 8}" '
-        f'aria-label="{escape(description)}" fill="currentColor" font-family="sans-serif" '
-        f'style="width: 100%; max-width: {1.25 * WIDTH:.0f}px; height: auto">'
-        f"{''.join(parts)}</svg>",
-        description,
-    )
+    return framed(parts, f"0 0 {WIDTH} {y + 8}", description)
 
 
 def place(gain: float) -> float:

@@ -3,7 +3,7 @@
 python -m study.main_result docs
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Annotated
@@ -70,8 +70,13 @@ def draw() -> Picture:
         y += 22 if line.startswith(str(counted)) else 15
         parts.append(text(0, y, line, size=11.5))
     description = f"Programs solved, %, with 95 % intervals: {'; '.join(told)}."
+    return framed(parts, f"-8 -4 {WIDTH} {y + 14}", description)
+
+
+def framed(parts: Iterable[str], box: str, description: str) -> Picture:
+    """Return parts that are drawn in the box (``x y width height``) as a picture."""
     return Picture(
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="-8 -4 {WIDTH} {y + 14}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="{box}" '
         f'aria-label="{escape(description)}" fill="currentColor" font-family="sans-serif" '
         f'style="width: 100%; max-width: {1.25 * WIDTH:.0f}px; height: auto">'
         f"{''.join(parts)}</svg>",
