@@ -24,7 +24,7 @@ def commands() -> list[str]:
 
 def in_shell(command: str, place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command line in a folder; the `make` that runs these tests is not its parent."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    kept = {name: x for name, x in os.environ.items() if not name.startswith(("MAKE", "ARGS"))}
     return subprocess.run(
         ["sh", "-c", command],
         cwd=place,
