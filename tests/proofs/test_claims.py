@@ -120,7 +120,7 @@ def test_readme_and_page_count_them():
     wrong = [claim.expected is Verdict.REFUTED for claim in ALL if claim.kind is Kind.PRINTED]
     for name in ("README.md", "docs/claims.md"):
         page = " ".join((Path(__file__).parents[2] / name).read_text("utf-8").split())
-        assert f"Of {len(wrong)} statements that the papers print, {sum(wrong)} do not hold" in page
+        assert f"Of {len(wrong)} statements of the four papers, {sum(wrong)} do not hold" in page
 
 
 @pytest.mark.parametrize("row", ledger(), ids=lambda row: f"{row.paper}-{row.place}")
