@@ -19,12 +19,12 @@
   }
 
   /** How many texts fit, whole and evicted, and what that gains at most. */
-  function sayMemory({ shape, device, each, kept, whole, evicted, share }) {
-    if (device.room <= 0) return say(memory, `The weights, ${gigabytes(shape.weights)}, do not fit.`);
+  function sayMemory({ shape, name, room, each, kept, whole, evicted, share }) {
+    if (room <= 0) return say(memory, `The weights, ${gigabytes(shape.weights)}, do not fit.`);
     if (!whole) return say(memory, "Not one full cache fits.", evicted ? `With ${share} of the entries ${texts(evicted)} fit.` : `Nor does one text with ${share} of the entries.`);
     const gain = evicted / whole * (shape.read + whole * each) / (shape.read + evicted * each * kept);
     say(memory, `Same memory: at most ${times(gain)} the tokens per second.`,
-      `${device.name} holds ${texts(whole)} with full caches, ${texts(evicted)} with ${share} of the entries (whole texts).`);
+      `${name} holds ${texts(whole)} with full caches, ${texts(evicted)} with ${share} of the entries (whole texts).`);
   }
 
   /** What a step gains at most with as many texts, where all fit with full caches. */
@@ -44,10 +44,10 @@
     }
     const given = Object.fromEntries(new FormData(form));
     const tokens = Number(given.tokens), batch = Number(given.batch), kept = Number(given.percent) / 100;
-    const shape = shapes[given.model], each = shape.token * tokens, device = { ...devices[given.gpu] };
-    device.room = memoryShare * device.memory - shape.weights;
-    const fit = (bytes) => Math.max(0, Math.floor(device.room / bytes));
-    const wish = { shape, device, each, batch, kept, whole: fit(each), evicted: fit(each * kept), share: `${given.percent}\u00a0%` };
+    const shape = shapes[given.model], each = shape.token * tokens;
+    const { name, memory: bytes } = devices[given.gpu], room = memoryShare * bytes - shape.weights;
+    const fit = (size) => Math.max(0, Math.floor(room / size));
+    const wish = { shape, name, room, each, batch, kept, whole: fit(each), evicted: fit(each * kept), share: `${given.percent}\u00a0%` };
     sayMemory(wish);
     saySpeed(wish);
     const prompt = Math.floor(tokens / 8);

@@ -18,6 +18,8 @@ from study.stored import plain_name, stored_file
 
 ROW = 16
 """Pixels of a method."""
+ROUNDS = "benchmarks/decode-smollm2-rounds-cpu"
+"""The file of SmolLM2 in transformers."""
 LEFT, LENGTH = 130, 204
 """Where the axis begins, and how long it is."""
 ENDS, TICKS = (0.8, 6), (1, 1.5, 2, 3, 4, 5)
@@ -78,7 +80,7 @@ def on_a_cpu() -> list[Gain]:
 
     Their limit is transformers' full cache with as few entries.
     """
-    stored = stored_file("benchmarks/decode-smollm2-rounds-cpu")
+    stored = stored_file(ROUNDS)
     rows = {row["name"]: row["tokens_per_second"] for row in stored["parts"]["real"]}
     full = rows.pop("kvlab full")
     gains = {
@@ -106,7 +108,7 @@ def settings() -> Mapping[str, Sequence[Setting]]:
     tokens, requests = int(vllm["prompts"]) + vllm["written"], vllm["requests"]
     served = f"SmolLM2 in vLLM, CPU, texts of {tokens:,} tokens:"
     alone = at_once_in_blocks()
-    read = stored_file("benchmarks/decode-smollm2-rounds-cpu")["parameters"]["prompt"]
+    read = stored_file(ROUNDS)["parameters"]["prompt"]
     together, one = on_the_h200("equal_memory"), on_the_h200("one_text", prompt=32_768)
     texts = {method: row["batch"] for method, row in together.items()}
     return {

@@ -144,7 +144,7 @@ def test_choosing_a_token_tells_its_state(opened):
     page = opened(found)
     page.select_option("#layer", "0")
     page.select_option("#head", "1")
-    page.keyboard.press("End")
+    page.locator("body").press("End")
     last = len(run.steps) - 1
     gone = int((run.stored(last)[0, 1] == GONE).nonzero()[0][0])
     step = next(n for n in range(last + 1) if run.steps[n] > gone and not run.stored(n)[0, 1, gone])

@@ -44,7 +44,7 @@ def test_a_failure_says_what_the_heads_had_lost(reasoner):
     assert full.texts[position] == expected != run.texts[position]
     again = record_generation(*reasoner, policies[0], "".join(full.texts[:position]), 1)
     looks = np.stack([each.attention for each in again.snapshots])[..., : position - 1]
-    gone = run.stored(position - full.prompt - 1)[..., : position - 1] == GONE
-    read = (looks * gone).max(axis=(0, 1))
-    assert lost and looks[(*head, lost[0])] == read.max() and min(read[lost]) > LOOK
+    seen = looks * (run.stored(position - full.prompt - 1)[..., : position - 1] == GONE)
+    read = seen.max(axis=(0, 1))
+    assert lost and seen[(*head, lost[0])] == read.max() and min(read[lost]) > LOOK
     np.testing.assert_allclose(attention, read[lost], rtol=1e-6)
